@@ -1,13 +1,12 @@
 """Adds tables of new contracts while the stream and the snapshots of the other tables continue.
 
-A person requests a snapshot of a table that the running capture has no contract of. Capture then reads the
+A person requests a snapshot of a table for which the running capture has no contract. Capture then reads the
 contracts again. The order of the steps makes the result complete: first the table is published, then its
-changes land under the key of its contract, and only then the watermark of its first chunk is read. So every
+changes land with the key of its contract, and only then the watermark of its first chunk is read. So every
 change above a watermark lands with the contract's key. A chunk waits for all transactions in progress, so it
 sees every earlier change.
 
-Snapshots are read on a thread of their own (``SnapshotThread``), which looks for requests between two of
-them.
+A separate thread (``SnapshotThread``) reads the snapshots, and checks for requests between two of them.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ _log = logging.getLogger(__name__)
 
 
 def not_captured(store: LandingStore, tables: Sequence[TableContract]) -> tuple[TableContract, ...]:
-    """Return those of ``tables`` that no capture of the current epoch knew; none before its first start."""
+    """Return the ``tables`` that no capture of the current epoch recorded; none before its first start."""
     epoch = store.current_epoch()
     known = set() if epoch is None else recorded_tables(store.folder, epoch.number)
     return tuple(each for each in tables if known and each.full_name not in known)
 
 
 def adds_tables(store: LandingStore) -> bool:
-    """Return whether a capture runs that adds tables: one that follows the stream."""
+    """Return whether a capture is running that can add tables, that is, one that follows the stream."""
     record = CaptureRecords(store.folder).read()
     return record is not None and record.follows and record.ended is None
 
@@ -58,7 +57,7 @@ def adds_tables(store: LandingStore) -> bool:
 def added_table_findings(
     connection: Connection, store: LandingStore, settings: Settings, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Return every finding about ``tables``, which a running capture shall add. ``SourceUnavailable``."""
+    """Return every finding about ``tables`` to add to a running capture. Raises ``SourceUnavailable``."""
     shared = shared_table_findings(connection, settings, tables)
     findings = preflight_tables(connection, tables, publication=settings.publication)
     return (
@@ -70,11 +69,11 @@ def added_table_findings(
 
 
 _RETRY_SECONDS = 10.0
-"""Seconds between a failed attempt to add tables and the next one."""
+"""Seconds between a failed attempt to add tables and the next attempt."""
 
 
 class AddedTables:
-    """Adds requested tables to one run of a capture. Used by the thread that reads snapshots."""
+    """Adds requested tables to one run of a capture. The thread that reads snapshots uses it."""
 
     def __init__(
         self,
@@ -83,24 +82,24 @@ class AddedTables:
         captured: CapturedTables,
         snapshots: Snapshots,
     ) -> None:
-        """``contracts`` reads the contracts again."""
+        """``contracts``: reads the contracts again."""
         self._epoch, self._store, self._settings = epoch, epoch.store, epoch.settings
         self._contracts, self._captured, self._snapshots = contracts, captured, snapshots
         self._requests = SnapshotRequests(epoch.store.folder)
         self._last_requested, self._next_attempt = set[str](), 0.0
         self._logged_problems = dict[str, str]()
         self._handed_over: list[TableContract] = []
-        # An earlier run may have handed over tables that nobody took. Begin with them again.
+        # An earlier run may have handed over tables that nobody took. Start again with them.
         captured.hand_over(())
 
     def add_requested(self, stop: threading.Event) -> None:
-        """Add the tables that are requested and not captured.
+        """Add the tables that are requested but not captured.
 
-        A table that cannot be added is logged with the reason, and tried again later. Raises as
-        ``PublishedTables.begin``.
+        If a table cannot be added, the reason is logged, and it is tried again later. Raises as
+        ``PublishedTables.begin`` does.
         """
         if self._captured.any_waiting:
-            # The stream takes them at the end of its transaction.
+            # The stream takes them at the end of the current transaction.
             return
         if self._handed_over:
             self._start_capturing(self._handed_over)
@@ -118,11 +117,11 @@ class AddedTables:
             except (IngestError, psycopg2.Error) as error:
                 if isinstance(error, GapInSource):
                     raise
-                # If the server is away, the thread that reads the stream reports that.
+                # If the server is gone, the thread that reads the stream reports it.
                 self._log_problem(name, error)
             else:
                 published.append(table)
-        # All at once: ``_handed_over`` is added as soon as the stream has taken everything.
+        # All at once, because ``_handed_over`` is added as soon as the stream has taken everything.
         self._captured.hand_over(published)
         self._handed_over = published
         self._last_requested, self._next_attempt = requested, time.monotonic() + _RETRY_SECONDS
@@ -183,18 +182,18 @@ class NotContracted(IngestError):
 
 
 _POLL_SECONDS = 0.5
-"""Seconds between two looks for requests. Each lists a folder, which is usually empty."""
+"""Seconds between two checks for requests. Each lists a folder, which is usually empty."""
 
 PARTITION_SECONDS = 10.0
-"""Seconds between two catalog queries for attached and detached partitions, if a table has any."""
+"""Seconds between two catalog queries for attached and detached partitions, if any table has partitions."""
 
 
 class SnapshotThread:
     """A context in which a thread reads the snapshots that are due. Its end waits for chunks in progress.
 
-    ``stop`` is for the code inside the context: it is set with the caller's stop, or when a snapshot has
-    failed. The thread reads nothing before ``proved`` is set, because the server may have been restored to an
-    earlier state.
+    ``stop`` is for the code inside the context: it is set with the caller's stop, or when a snapshot fails.
+    The thread reads nothing before ``proved`` is set, because the server may have been restored to an earlier
+    state.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class SnapshotThread:
         self._thread.join()
 
     def raise_failure(self) -> None:
-        """Raise the error that a snapshot failed with, if one did."""
+        """Raise the error of the snapshot that failed, if one did."""
         if self._failure is not None:
             raise self._failure
 
@@ -244,7 +243,7 @@ class SnapshotThread:
 
 
 class _EitherEvent(threading.Event):
-    """Set while one of two events is. Only the thread of the stream may ask: the first event reads files."""
+    """Set while one of two events is. Only the stream's thread may call ``is_set``: the first reads files."""
 
     def __init__(self, first: threading.Event, second: threading.Event) -> None:
         super().__init__()

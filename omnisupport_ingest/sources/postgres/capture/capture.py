@@ -1,7 +1,7 @@
 """Captures a configured source into landed batches. It may be stopped or killed at any moment.
 
-Capture continues where landing ends; it remembers nothing else. So a start is the same after a clean stop, a
-crash of this process, or a crash of the server.
+Capture continues where landing ends; that is all it needs to know. So a start is the same after a clean stop,
+a crash of this process, or a crash of the server.
 """
 
 from __future__ import annotations
@@ -74,18 +74,17 @@ from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, pr
 _log = logging.getLogger(__name__)
 
 _MAX_PREPARATIONS = 5
-"""How often a start begins again because a table was dropped meanwhile."""
+"""How many times, at most, a start begins again because a table was dropped meanwhile."""
 
 _PROOF = Lsn(0)
 """A goal that is reached as soon as the stream has proved that it continues what has landed."""
 
 _MANIFESTS_IN_MEMORY = 1000
-"""The most manifests to keep in memory, because a capture may run for months."""
+"""Largest number of manifests kept in memory, because a capture may run for months."""
 
 Landed = Callable[[Manifest], None]
-"""Called with each batch once it is durable. A batch of the stream is then also confirmed, unless the source
-has gone.
-"""
+"""Called with each batch when it is durable. A batch of the stream is then also confirmed, unless the source
+has gone away."""
 
 
 def capture_once(
@@ -93,7 +92,8 @@ def capture_once(
 ) -> IngestError | None:
     """Capture until everything that committed below ``until`` is durable in landing.
 
-    Returns the error about tables that were left out, as ``Capture.left_out``.
+    Returns the error about tables that were left out, as ``Capture.left_out`` does. Raises as ``Capture.run``
+    does.
     """
     once = Capture(settings, home, contracts, landed)
     once.run(until, threading.Event())
@@ -111,10 +111,10 @@ class Capture:
         landed: Landed | None = None,
         contracts_again: Callable[[], Contracts] | None = None,
     ) -> None:
-        """Open nothing yet. ``IngestError`` if the source has no contract.
+        """Prepare the capture; connect to nothing yet. Raises ``IngestError`` if the source has no contract.
 
-        ``contracts_again``: reads the contracts again when a table without one is requested; None: use
-        ``contracts``.
+        ``landed``: called with each batch when it is durable. ``contracts_again``: reads the contracts again
+        when a table without one is requested; None: use ``contracts``.
         """
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
@@ -142,13 +142,13 @@ class Capture:
         self._tables_checked_from = Lsn(0)
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Capture until all that committed below ``until`` is durable (None: for ever), or ``stop`` is set.
+        """Capture until all that committed below ``until`` is durable (None: no end), or ``stop`` is set.
 
-        First makes what is missing: publication, slot, epoch, and snapshots of tables without one in this
-        epoch. Leaves out tables that cannot be followed (``raise_left_out``). The record of the capture keeps
-        how the run ended. Raises ``CaptureRunning``, ``CapturePaused``,
-        ``CaptureRestarts`` (call it again; only without ``until``), ``PreflightFailed``, ``SourceRefused``,
-        ``SlotInUse``, ``GapInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
+        First creates what is missing: publication, slot, epoch, and snapshots of tables without one in this
+        epoch. Leaves out tables that cannot be followed (see ``raise_left_out``). The record of the capture
+        keeps how the run ended. Raises ``CaptureRunning``, ``CapturePaused``, ``CaptureRestarts`` (call it
+        again; only without ``until``), ``PreflightFailed``, ``SourceRefused``, ``SlotInUse``,
+        ``GapInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
         """
         source, folder = self._settings.source, self._store.folder
         pause = StopOrPause(stop, PauseRequest(folder))
@@ -189,8 +189,8 @@ class Capture:
     def check(self) -> None:
         """Raise the error about what a person must change before capture can begin. Changes nothing.
 
-        ``PreflightFailed`` with every finding that stops all tables, ``BadDsn``, ``SourceRefused``, or
-        ``SourceUnavailable``, ``HomeCopied``.
+        Raises ``PreflightFailed`` with every finding that prevents the capture of all tables, ``BadDsn``,
+        ``SourceRefused``, ``SourceUnavailable`` or ``HomeCopied``.
         """
         self._identity.look()
         ready_tables(self._epoch_start().findings(source_dsn(self._settings, self._home)), self._tables)
@@ -199,13 +199,13 @@ class Capture:
     def left_out(self) -> IngestError | None:
         """The error about tables that the last ``run`` left out; None if there were none.
 
-        ``PreflightFailed`` where the start found the fault, else ``TableMissedChanges``. What could land of
-        the other tables has landed.
+        ``PreflightFailed`` if the start found the fault, else ``TableMissedChanges``. The other tables have
+        landed as far as possible.
         """
         return self._faults.left_out
 
     def raise_left_out(self) -> None:
-        """Raise ``left_out`` unless it is None."""
+        """Raise ``left_out`` if it is not None."""
         if self.left_out is not None:
             raise self.left_out
 
@@ -215,8 +215,8 @@ class Capture:
         """Repair a gap with a new slot and a new epoch; the next ``run`` takes new snapshots.
 
         Everything that has landed stays. The epoch records ``reason``. ``loss_accepted_by``: the person who
-        decided that tables read before are not read again; a record then names what may be missing.
-        ``SlotNotMade`` if ``stop`` came first.
+        decided that tables read before are not read again; a record then names what may be missing. Raises
+        ``SlotNotMade`` if ``stop`` is set first.
         """
         with take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
@@ -228,9 +228,9 @@ class Capture:
     ) -> tuple[EpochRecord, bool]:
         """Repair a gap with a new slot and a new epoch, and read only the rows that the lake lacks.
 
-        ``report`` is called with each table that is done. Returns the epoch, and whether all tables were
-        done; the next ``run`` reads the others whole, also if this raises. Changes nothing before ``lake``
-        can be held. ``SlotNotMade`` if ``stop`` came before the epoch began.
+        ``report``: called with each table that is done. Returns the epoch, and whether all tables were done.
+        The next ``run`` reads the other tables whole, also if this raises. Changes nothing before ``lake`` is
+        pinned. Raises ``SlotNotMade`` if ``stop`` is set before the epoch begins.
         """
         with closing(self._encrypting), take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
@@ -275,7 +275,7 @@ class Capture:
     def _follow(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
-        """Run ``_capture``. Run it again without tables that cannot be followed, and once after a gap."""
+        """Run ``_capture``; run it again without tables that cannot be followed, and once after a gap."""
         repaired = False
         while True:
             try:
@@ -291,14 +291,14 @@ class Capture:
             epoch = self._prepare(dsn, connection, stop)
 
     def _handle_fault(self, epoch: EpochRecord, fault: TableFault) -> None:
-        # Include tables that were added to this run.
+        # Include tables that were added during this run.
         known = (*self._contracted, *self._captured.all)
         self._faults.handle(epoch, self._published(epoch), self._captured, known, fault)
 
     def _after_gap(
         self, dsn: str, connection: Connection, gap: GapInSource, stop: threading.Event
     ) -> EpochRecord:
-        """Begin a new epoch after ``gap`` if the snapshot mode allows it, else raise the gap."""
+        """Begin a new epoch after ``gap`` if the snapshot mode allows it, else raise ``gap``."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
         for_a_person = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
         if not by_itself or isinstance(gap, for_a_person):
@@ -308,10 +308,10 @@ class Capture:
         return self._prepare_once(dsn, connection, stop)
 
     def _prepare_once(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
-        """Choose the tables that can be captured, and make what is missing for them at the source."""
+        """Choose the tables that can be captured, and create what is missing for them at the source."""
         self._faults.left_out, epoch = None, self._store.current_epoch()
         known = {each.name: each for each in (*self._contracted, *self._captured.all)}
-        # Added tables too.
+        # Including added tables.
         self._contracted = tuple(known.values())
         requested = SnapshotRequests(self._store.folder).whole_tables().keys()
         parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
@@ -322,14 +322,14 @@ class Capture:
             each for each in known.values() if each.name not in parked_reasons or each.name in requested
         )
         with suppress(SourceRefused):  # A standby, which the preflight below reports.
-            # Read before the tables are looked at.
+            # Read this before the tables are checked.
             self._tables_checked_from = wal_clock(connection).flushed
         if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
             raise _slot_of_original(epoch)
         findings = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
         if epoch is not None and not {each.check for each in findings} & NO_PROOF:
-            # Find now that the slot is gone or not ours, before anything changes at the source and before
-            # the report lists what another server lacks.
+            # Find out now if the slot is gone or not ours: before anything changes at the source, and before
+            # the findings list what another server lacks.
             prove_continuity(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
         blocked: dict[str, str] = {}
@@ -341,14 +341,14 @@ class Capture:
         ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
         if epoch is not None and blocked:
-            # First, because a person decides about the schema that is recorded here.
+            # Park these first, because a person decides about the schema that is recorded here.
             self._faults.park(epoch, self._published(epoch), blocked)
         if not ready:
             raise left_out(
                 ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else parked_reasons
             )
         if epoch is not None and wrong:
-            # A table that was never captured here has missed nothing: the next start checks it again.
+            # A table that was never captured here has missed nothing. The next start checks it again.
             recorded_here = recorded_tables(self._store.folder, epoch.number)
             captured = {each.name for each in wanted if each.full_name in recorded_here}
             to_park = {name: reason for name, reason in wrong.items() if name in captured}
@@ -356,7 +356,7 @@ class Capture:
             if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
                 self._faults.request_snapshots(wrong)
         self._store.clear_garbage()
-        # Before the slot is made: tables must be published when its consistent point is reached.
+        # Before the slot is created, because tables must be published when its consistent point is reached.
         ensure_publication(connection, self._settings.publication, ready)
         if epoch is None:
             epoch = self._epoch_start(stop).first(dsn, connection)
@@ -378,15 +378,15 @@ class Capture:
         wanted: Sequence[TableContract],
         requested: Collection[str],
     ) -> dict[str, str]:
-        """Record schema changes; return name → reason of the ``wanted`` tables that need a decision."""
+        """Record schema changes; return name → reason for the ``wanted`` tables that need a decision."""
         schemas = self._schemas(epoch)
         schemas.look(connection)
-        # A person who requests a snapshot of a table has accepted its schema changes.
+        # By requesting a snapshot of a table, a person accepts its schema changes.
         schemas.accept([each.name for each in wanted if each.name in requested])
         return schemas.blocked(wanted)
 
     def _changed_while_captured(self, epoch: EpochRecord, requested: Collection[str]) -> dict[str, set[str]]:
-        """Return the changed columns of the captured tables, but for tables ``requested`` to be read."""
+        """Return the changed columns of the captured tables, except for the ``requested`` tables."""
         known, changes = recorded_tables(self._store.folder, epoch.number), self._schemas(epoch).changes
         return {
             each.name: changed_columns(each, changes.open_changes(each.name))
@@ -424,7 +424,7 @@ class Capture:
             if not stream.proved.is_set():
                 return
             snapshots.look_at_partitions(stop)
-            # The tables are complete once the stream has passed everything that their chunks have read.
+            # The tables are complete when the stream has passed everything that their chunks have read.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
                 stream.follow(goal, stop)
@@ -441,7 +441,7 @@ class Capture:
         thread.raise_failure()
 
     def _contracts_now(self) -> Contracts:
-        """Read the contracts again. Their values are encrypted from now on, before any table is published."""
+        """Read the contracts again. Their values are encrypted from now on, so before a table is added."""
         contracts = self._contracts_again()
         self._reread_contracts = contracts.of_source(self._settings.source)
         return contracts
@@ -459,7 +459,7 @@ class Capture:
         )
 
     def _call_landed(self, batch: Manifest) -> None:
-        """Call ``landed`` for one batch at a time, because snapshots and stream land on different threads."""
+        """Call ``landed`` with one batch at a time: snapshots and stream land on different threads."""
         with self._landed_lock:
             self._landed(batch)
 

@@ -1,4 +1,4 @@
-"""Drops the slot and the publication that capture has made on a source."""
+"""Drops the slot and the publication that capture has created on a source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from omnisupport_ingest.storage import storage_of
 
 @dataclass(frozen=True, slots=True)
 class DropPlan:
-    """What is dropped (None: nothing). ``stays``: what is not, with the reason and the SQL to drop it."""
+    """What is dropped (None: nothing). ``stays``: what is not, each with the reason and the SQL to drop it.
+
+    ``retained_bytes``: bytes of WAL that the server keeps for the dropped slot.
+    """
 
     slot: str | None
     retained_bytes: int
@@ -37,8 +40,8 @@ class DropPlan:
 def plan_drop(dsn: str, settings: Settings, home: Home) -> DropPlan:
     """Return what ``drop_capture`` would drop at the source at ``dsn``.
 
-    Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads from the
-    slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
+    Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while another process reads
+    from the slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
     """
     with take_lease(home.run, settings.source):
         HomeIdentity(home).look()
@@ -46,7 +49,7 @@ def plan_drop(dsn: str, settings: Settings, home: Home) -> DropPlan:
 
 
 def plan_unasked(settings: Settings, home: Home) -> DropPlan:
-    """Return what stays at a source that cannot be asked, with the SQL to drop it: nothing is dropped there.
+    """Return what stays at a source that cannot be reached, with the SQL to drop it; drop nothing.
 
     Raises ``CaptureRunning`` while a capture of this home runs, and ``HomeCopied``.
     """
@@ -68,11 +71,11 @@ def plan_unasked(settings: Settings, home: Home) -> DropPlan:
 
 
 def drop_capture(dsn: str, settings: Settings, home: Home) -> DropPlan:
-    """Drop the slot, then the publication, that this home's capture has made; return what was dropped.
+    """Drop the slot, then the publication, that this home's capture has created; return what was dropped.
 
     Raises as ``plan_drop`` does, and ``PreflightFailed`` if the role may not drop the publication.
     """
-    # The lease is held, so that no capture starts between the plan and the end.
+    # Hold the lease, so that no capture starts between the plan and the end.
     with take_lease(home.run, settings.source):
         HomeIdentity(home).look()
         plan = _make_plan(dsn, settings, home)
@@ -139,7 +142,7 @@ def _make_plan(dsn: str, settings: Settings, home: Home) -> DropPlan:
 
 
 def _expected(settings: Settings, home: Home) -> tuple[ExpectedSlot, EpochRecord | None]:
-    """Return the slot that capture would use, and the epoch. Makes no landing where there is none."""
+    """Return the slot that capture would use, and the epoch. Creates no landing if there is none."""
     folder = home.landing / settings.source
     if not folder.is_dir() and not any(True for _ in storage_of(folder).listed(folder)):
         return ExpectedSlot(settings.slot, Presence.FREE), None

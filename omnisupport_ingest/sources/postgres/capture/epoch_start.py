@@ -1,6 +1,7 @@
-"""Begins an epoch of a source: makes its slot, and records the facts that later prove the source is the same.
+"""Begins an epoch of a source: creates its slot, and records the facts that later identify the source.
 
-A slot of the configured name that this home has not made belongs to somebody else, and stays untouched.
+If a slot of the configured name exists that this home has not created, it belongs to somebody else and is
+left alone.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from omnisupport_ingest.sources.postgres.slot.slot import create_slot, drop_slot
 _log = logging.getLogger(__name__)
 
 SLOT_WAIT_SECONDS = 10.0
-"""How long a start waits for the server to notice that the slot's last reader has died."""
+"""Seconds that a start waits for the server to notice that the slot's last reader has died."""
 
 
 class EpochStart:
-    """Begins the epochs of one source. The caller holds the lease of the source."""
+    """Begins the epochs of one source. The caller must hold the lease of the source."""
 
     def __init__(
         self,
@@ -51,15 +52,14 @@ class EpochStart:
         stop: threading.Event | None = None,
         identity: HomeIdentity | None = None,
     ) -> None:
-        """``tables``: tables that the publication must have. ``stop``: ends the wait for a new slot.
-        ``identity``: says which slots belong to the home; None: all that its epochs name.
-        """
+        """``tables``: tables that the publication must contain. ``stop``: ends the wait for a new slot.
+        ``identity``: knows which slots belong to the home; None: all that its epochs name."""
         self._settings, self._store, self._tables = settings, store, tuple(tables)
         self._stop, self._identity = stop or threading.Event(), identity
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
-        """Run the preflight, log its warnings, and return its findings. ``slot``: None: the expected slot."""
+        """Run the preflight, log its warnings, return all findings. ``slot``: None: the expected slot."""
         findings = preflight(
             dsn,
             self._tables,
@@ -75,9 +75,9 @@ class EpochStart:
         return findings
 
     def first(self, dsn: str, connection: Connection) -> EpochRecord:
-        """Begin the first epoch of this home. ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
+        """Begin the first epoch of this home. Raises ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
         if self._intent.covers(self._settings.slot):
-            # An earlier first start died after it made the slot and before it recorded the epoch.
+            # An earlier first start crashed after it created the slot and before it recorded the epoch.
             drop_slot(connection, self._settings.slot)
         return self._begin(dsn, connection, "first start")
 
@@ -85,13 +85,13 @@ class EpochStart:
         """Repair a gap: begin an epoch with a new slot. Everything that has landed stays.
 
         The epoch records ``reason``. ``loss_accepted_by``: the person who decided that tables read before are
-        not read again; a record then names what may be missing. ``PreflightFailed``, ``SlotInUse``,
+        not read again; a record then names what may be missing. Raises ``PreflightFailed``, ``SlotInUse`` and
         ``SlotNotMade``.
         """
         before = self._store.current_epoch()
         lost_from = None
         if before is not None and loss_accepted_by is not None:
-            # Only then, because a chain with a gap in landing itself has no known end.
+            # Only then, because a chain with a gap within landing has no known end.
             lost_from = end_of_chain(self._store, before).end
         slot = self._slot_to_recreate(dsn)
         ready, _ = ready_tables(self.findings(dsn, slot), self._tables)
@@ -115,7 +115,7 @@ class EpochStart:
         return epoch
 
     def _slot_to_recreate(self, dsn: str) -> ExpectedSlot:
-        """Return the configured slot. It may exist only if this home has made it."""
+        """Return the configured slot. It may exist only if this home has created it."""
         slot, server = self._settings.slot, server_facts(dsn).system_identifier
         ours = self._intent.covers(slot) or any(
             each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)
@@ -146,7 +146,7 @@ class EpochStart:
 
 
 def _same_history(one: EpochRecord, other: EpochRecord) -> bool:
-    """Return whether two epochs are of one server and timeline, so that their LSNs can be compared."""
+    """Return whether both epochs are of one server, timeline and database, so that LSNs are comparable."""
     if one.facts is None or other.facts is None:
         return False
     return (one.facts.system_identifier, one.facts.timeline, one.facts.database) == (

@@ -19,8 +19,10 @@ from omnisupport_ingest.sources.postgres.slot.retention import Level, SlotWarnin
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``level``: that of the worst problem. ``numbers``: measurements by name; sizes in bytes, times in
-    seconds. A number that could not be measured is left out.
+    """The health of one source. ``level``: the level of its worst problem.
+
+    ``numbers``: measurements by name, sizes in bytes, times in seconds; a number that could not be measured
+    is left out.
     """
 
     source: str
@@ -30,19 +32,19 @@ class Health:
 
     @property
     def summary(self) -> str:
-        """One sentence per problem, with its fix; or that all is well."""
+        """One sentence per problem, with its fix; or a sentence that all is well."""
         if not self.problems:
             return "Nothing threatens what is captured of it."
         return " ".join(f"{each.problem} Fix: {each.fix}" for each in self.problems)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The problems without their numbers, sorted. A problem whose number changed is no new problem."""
+        """The problems without their digits, sorted: a problem whose numbers changed is not a new one."""
         plain = ("".join(letter for letter in each.problem if not letter.isdigit()) for each in self.problems)
         return tuple(sorted(plain))
 
     def document(self, at: datetime) -> dict[str, object]:
-        """The health as JSON values, for messages to people."""
+        """Return the health as JSON values, for messages to people."""
         return {
             "source": self.source,
             "level": self.level.name.lower(),
@@ -56,9 +58,9 @@ class Health:
 
 
 def source_health(settings: Settings, home: Home, tables: Sequence[TableContract]) -> Health:
-    """Ask the server and landing once. A server that does not answer is a problem, not an error.
+    """Query the server and landing once. A server that does not answer is a problem in the result.
 
-    A source that was never captured has no slot to watch, so it is well.
+    A source that was never captured has no slot to watch, so its level is ``WELL``.
     """
     if LandingStore(home.landing, settings.source).current_epoch() is None:
         return Health(settings.source, Level.WELL, ())

@@ -1,9 +1,9 @@
 """Finds running captures whose definition or contracts have changed since they started.
 
 A capture reads both when it starts. Its record keeps the connection, slot and publication of its definition,
-and a fingerprint of the part of each contract that capture uses. Every difference from today's files is shown
-with the command that applies it. Runs read the contracts anew, so a changed rule is no difference here. New
-contracts are not handled here, but by ``added_tables``.
+and a fingerprint of the parts of each contract that capture uses. Every difference from today's files is
+shown with the command that applies it. A changed rule is no difference here, because runs read the contracts
+anew. ``added_tables`` handles new contracts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RESTART_UP = "Stop `omnisupport-ingest up` and start it again."
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A change of ``source`` that its running capture does not use yet: ``what``, and the ``fix``."""
+    """A change of ``source`` that its running capture does not use yet: ``what`` changed, and the ``fix``."""
 
     source: str
     what: str
@@ -64,7 +64,7 @@ def definition_at_start(settings: Settings) -> dict[str, str]:
 
 
 def contracts_at_start(tables: Sequence[TableContract]) -> dict[str, str]:
-    """Return contract name → fingerprint of what capture uses of its file.
+    """Return contract name → fingerprint of the parts of its file that capture uses.
 
     A file that is gone or cannot be read has no fingerprint.
     """
@@ -77,7 +77,7 @@ def contracts_at_start(tables: Sequence[TableContract]) -> dict[str, str]:
 
 
 def differences(settings: Settings, contracts: Contracts) -> tuple[Difference, ...]:
-    """Return how the files of every log of the home differ from what its running capture started with."""
+    """Return how the files of every log of the home differ from those at the start of its capture."""
     home = settings.home.expanduser()
     known = {each.name: each for each in sources_in_force(settings, contracts).all}
     differing: list[Difference] = []
@@ -89,7 +89,7 @@ def differences(settings: Settings, contracts: Contracts) -> tuple[Difference, .
 
 
 def _running(run_folder: Path, landing: Path) -> CaptureRecord | None:
-    """Return the record of the capture that follows the source of ``landing`` now; None if none does."""
+    """Return the record of the capture that follows the source of ``landing`` now; None if there is none."""
     record, holder = CaptureRecords(landing).read(), lease_holder(run_folder, landing.name)
     if record is None or holder is None or holder.pid != record.pid:
         return None
@@ -130,7 +130,7 @@ def _definition_differences(
     try:
         now = definition_at_start(log_settings(settings, definition))
     except IngestError:
-        # `sources validate` and the status of the source say what is wrong with it.
+        # `sources validate` and the status of the source report what is wrong with it.
         return
     for member, value in record.definition.items():
         if now.get(member, value) != value:
@@ -143,7 +143,7 @@ def _definition_differences(
 
 def _fingerprint(contract: TableContract) -> str | None:
     try:
-        # Without columns learned since, because capture itself has seen them.
+        # Without columns learned since, because capture itself has learned them.
         loaded = load_contract(Path(contract.path))
     except (IngestError, OSError):
         return None

@@ -1,11 +1,11 @@
 """Parks tables that capture cannot follow, so that a fault of one table does not stop the others.
 
-A table is parked when its changes do not fit its contract any more, may not have been sent, or cannot be
-read. For example, its key has left the replica identity, it was out of the publication for a time, or a row
-is too large. First the stretch in which changes may be missing is recorded (``landing/lost_changes``), so the
-table counts as incomplete from then on. Its further changes land without a key, like those of a table without
-a contract, and no layer above raw uses them. When a person requests a snapshot of a parked table, it is added
-like a new table.
+A table is parked when its changes no longer fit its contract, may not have been sent, or cannot be read. For
+example, its key is no longer in the replica identity, it was out of the publication for a time, or a row is
+too large. First the stretch of the log in which changes may be missing is recorded
+(``landing/lost_changes``), so the table counts as incomplete from then on. Its further changes land without a
+key, like those of a table without a contract, and no layer above raw uses them. When a person requests a
+snapshot of a parked table, it is added like a new table.
 
 There are four kinds of fault:
 
@@ -15,8 +15,8 @@ There are four kinds of fault:
 - It changed while a snapshot read it. The checks and the read are repeated once; often that is enough.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has repaired the cause and requests a snapshot.
-- Its schema has changed, and its contract wants a person to decide first (``x-cdc.evolution``: ``block``).
-  The table is parked in every mode.
+- Its schema has changed, and its contract requires a decision first (``x-cdc.evolution``: ``block``). The
+  table is parked in every mode.
 
 If no other table is captured, capture stops instead, and nothing is lost.
 """
@@ -72,7 +72,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ParkedTable:
-    """``reason``: what is wrong with the table. ``since``: when capture left it out."""
+    """A parked table. ``reason``: what is wrong with it. ``since``: when capture left it out."""
 
     reason: str
     since: datetime
@@ -91,7 +91,7 @@ _FORMAT = Format(ParkedInEpoch, FORMAT_VERSION)
 
 
 class ParkedTables:
-    """The record of one epoch of one source, in its landing folder. Only the capture writes it.
+    """The record of the parked tables of one source in one epoch. Only capture writes it.
 
     A new epoch reads every table, so it begins without a record.
     """
@@ -101,7 +101,7 @@ class ParkedTables:
         self._path, self._epoch = folder / f"parked-e{epoch:06d}.json", epoch
 
     def all(self) -> dict[str, ParkedTable]:
-        """Return the parked tables by name. Raises as the reading of a manifest does."""
+        """Return the parked tables by name. Raises as reading a manifest does."""
         try:
             content = content_of(self._path)
         except FileNotFoundError:
@@ -109,13 +109,13 @@ class ParkedTables:
         return decode(_FORMAT, content, self._path).tables
 
     def park(self, reasons: Mapping[str, str]) -> None:
-        """Park the tables of ``reasons``, durably; a table that is parked already keeps its first reason."""
+        """Park the tables in ``reasons``, durably. A table that is parked already keeps its first reason."""
         parked = self.all()
         now = datetime.now(UTC)
         self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | parked, parked)
 
     def take_back(self, names: Collection[str]) -> None:
-        """End the parking of ``names``. A snapshot of each must be requested and not planned yet."""
+        """Unpark the tables ``names``. A snapshot of each must be requested and not planned yet."""
         parked = self.all()
         self._write({name: table for name, table in parked.items() if name not in names}, parked)
 
@@ -126,7 +126,7 @@ class ParkedTables:
 
 
 def unpark_fix(name: str) -> str:
-    """Return the fix that brings back the parked table ``name``."""
+    """Return the fix that unparks the table ``name``."""
     return (
         "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
         "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture "
@@ -138,9 +138,9 @@ def unpark_fix(name: str) -> str:
 def ready_tables(
     findings: Sequence[Finding], tables: Sequence[TableContract]
 ) -> tuple[tuple[TableContract, ...], dict[str, str]]:
-    """Split ``tables`` into those that can be captured, and the reasons why each of the others cannot.
+    """Split ``tables`` into those that can be captured, and the reasons why the others cannot, by name.
 
-    Raises as ``require_ready`` where something prevents all of them, or no table is left.
+    Raises as ``require_ready`` does if a finding prevents the capture of all tables, or if no table is left.
     """
     problems = blocking(findings)
     require_ready([each for each in problems if each.table is None])
@@ -157,11 +157,11 @@ def ready_tables(
 def followed_anyway(
     findings: Sequence[Finding], changed: Mapping[str, Collection[str]]
 ) -> tuple[Finding, ...]:
-    """Return ``findings``, as warnings those that a column is gone or has another type and that come of a
-    change of the table. ``changed``: contract → columns, as of ``changed_columns``.
+    """Return ``findings``; a missing or retyped column becomes a warning if a change of the table caused it.
 
-    A capture that runs follows such a table, so the next one does too: rows that do not fit the contract are
-    quarantined, and judged again once the contract follows. What is wrong in the contract itself blocks.
+    ``changed``: contract name → columns, from ``changed_columns``. A running capture follows such a table, so
+    the next one does too: rows that do not fit the contract are quarantined, and judged again when the
+    contract has been changed accordingly. Faults of the contract itself still block.
     """
     return tuple(
         replace(each, severity=Severity.WARNS)
@@ -172,8 +172,10 @@ def followed_anyway(
 
 
 def changed_columns(contract: TableContract, changes: Sequence[SchemaChange]) -> set[str]:
-    """Return the columns that ``changes`` of the table are about, and of which the values alone have changed:
-    not a column of the key by whose text the rows have other keys now."""
+    """Return the columns that ``changes`` of the table concern, if only their values have changed.
+
+    Leaves out key columns whose change of text gives the rows other keys.
+    """
     about = {each.column for each in changes if each.column is not None}
     return about - {each.column for each in changes if each.column in contract.key and gives_other_keys(each)}
 
@@ -207,12 +209,12 @@ TableFault = (
 
 
 class TableFaults:
-    """The faults of single tables during one capture of one source."""
+    """Handles the faults of single tables during one capture of one source."""
 
     def __init__(self, store: LandingStore, mode: SnapshotMode) -> None:
         """``store``: the landing of the source. ``mode``: when snapshots are taken."""
         self.left_out: IngestError | None = None
-        """The error about the tables that the last run left out."""
+        """The error about the tables that the last run left out; None if there were none."""
         self._store, self._rereads = store, mode is SnapshotMode.WHEN_NEEDED
         self._requests = SnapshotRequests(store.folder)
         self._retried: set[str] = set()
@@ -225,7 +227,7 @@ class TableFaults:
         known: Sequence[TableContract],
         fault: TableFault,
     ) -> None:
-        """Let capture continue without the tables of ``fault``; raise it if that would not help.
+        """Let capture continue without the tables of ``fault``. Raises ``fault`` if that would not help.
 
         ``known``: all tables of the source that have contracts.
         """
@@ -254,13 +256,14 @@ class TableFaults:
                 self._requests.clear(request)
 
     def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
-        """Leave out the tables of ``reasons`` until a snapshot of them is requested; durable on return."""
-        # Record the stretch first: after a crash in between the table must still count as incomplete.
+        """Leave out the tables in ``reasons`` until a snapshot of them is requested. Durable on return."""
+        # Record the stretch of the log first: after a crash in between, the table must still count as
+        # incomplete.
         published.leave_out(reasons, end_of_chain(self._store, epoch).end)
         ParkedTables(self._store.folder, epoch.number).park(reasons)
 
     def request_snapshots(self, reasons: Mapping[str, str]) -> None:
-        """Request snapshots of the tables of ``reasons``."""
+        """Request snapshots of the tables in ``reasons``."""
         for name, reason in reasons.items():
             self._requests.write(name, reason)
 
@@ -273,7 +276,7 @@ class TableFaults:
     ) -> None:
         """Log the tables that a run leaves out, and set ``left_out``.
 
-        They are the parked tables, and those that are ``wrong`` by ``findings``.
+        These are the parked tables, and the tables in ``wrong``, which have ``findings``.
         """
         parked = ParkedTables(self._store.folder, epoch.number).all()
         still = {each.name: parked[each.name] for each in captured.left_out if each.name in parked}
@@ -289,7 +292,7 @@ class TableFaults:
 
 
 def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
-    """Return name → problem of the known tables that ``fault`` concerns."""
+    """Return name → problem for those ``known`` tables that ``fault`` concerns."""
     if isinstance(fault, TableMissedChanges):
         names = {each.name for each in known}
         return {name: reason for name, reason in fault.reasons.items() if name in names}
@@ -302,10 +305,10 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
 def highest_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
     """Return an LSN above everything that landed chunks of a failed snapshot have read.
 
-    The snapshot cannot name it any more. A capture with a goal must follow the stream beyond it.
+    The snapshot itself can no longer name it. A capture with a goal must follow the stream beyond this LSN.
     """
     start = epoch.facts.consistent_point.value if epoch.facts else 0
-    # Above the start of the stream, which must land something to show that it has passed a chunk.
+    # Above the start of the stream: the stream must land something to show that it has passed a chunk.
     high = max(read_high(connection), Lsn(start + 1))
     if wal_clock(connection).flushed < high:
         flush_wal(dsn)

@@ -1,8 +1,8 @@
 """Requests to a running capture: files in the home that request a pause or a restart.
 
-A running capture looks for them, and ends with the next batch. A pause lasts until a person resumes the
-source. The slot stays, so nothing is lost, and the server keeps the WAL until capture continues. A request to
-restart is obeyed once: the next start removes it.
+A running capture checks for them, and ends with the next batch. A pause lasts until a person resumes the
+source. The slot stays, so nothing is lost: the server keeps the WAL until capture continues. A restart
+request is fulfilled once: the next start removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
 
 _POLL_SECONDS = 0.5
-"""Seconds between two looks of a running capture for a request."""
+"""Seconds between two checks of a running capture for a request."""
 
 
 class Request(Protocol):
@@ -34,7 +34,7 @@ class Request(Protocol):
 
 
 class StopOrRequest(threading.Event):
-    """A stop that is also set once a request was present. Whoever calls ``is_set`` obeys both."""
+    """A stop that is also set once a request has been present. Use ``is_set`` to obey both."""
 
     def __init__(self, stop: threading.Event, request: Request) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class StopOrRequest(threading.Event):
 
     @property
     def by_request(self) -> bool:
-        """Whether the request has been seen, and the stop has not."""
+        """Whether the request has been seen, but the stop is not set."""
         return super().is_set() and not self._stop.is_set()
 
 
@@ -65,7 +65,7 @@ _PAUSE_FILE = "paused.json"
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause in force. ``reason`` is what the person gave, or empty."""
+    """A pause in force. ``reason``: given by the person, or empty."""
 
     since: datetime
     reason: str
@@ -83,14 +83,14 @@ class PauseRequest:
         self._path = folder / _PAUSE_FILE
 
     def write(self, reason: str = "") -> Pause:
-        """Pause. A pause in force stays as it is. Durable when this returns."""
+        """Pause the source. A pause in force stays as it is. Durable on return."""
         pause = Pause(datetime.now(UTC), reason)
         with failpoint("source.pause"):
             create_exclusively(self._path, encode(pause))
         return self.read() or pause
 
     def clear(self) -> bool:
-        """End the pause. Returns whether there was one."""
+        """End the pause. Return whether there was one. Raises ``IngestError`` if its path is a folder."""
         try:
             with failpoint("source.resume"):
                 self._path.unlink()
@@ -109,7 +109,7 @@ class PauseRequest:
         return os.path.lexists(self._path)
 
     def read(self) -> Pause | None:
-        """Return the pause in force, if any. A file that cannot be read is a pause all the same."""
+        """Return the pause in force, or None. A file that cannot be read still counts as a pause."""
         try:
             return read_note(Pause, self._path)
         except FileNotFoundError:
@@ -128,7 +128,7 @@ class StopOrPause(StopOrRequest):
         super().__init__(stop, request)
 
     def raise_if_paused(self, source: str) -> None:
-        """Raise ``CapturePaused`` if a pause has been seen, and the stop has not."""
+        """Raise ``CapturePaused`` if a pause has been seen, but the stop is not set."""
         if self.by_request:
             pause = self._pause.read()
             raise CapturePaused(
@@ -153,12 +153,12 @@ class RestartRequest:
         self._path = folder / _RESTART_FILE
 
     def write(self, reason: str = "") -> None:
-        """Request a restart. An earlier request stays as it is. Durable when this returns."""
+        """Request a restart. An earlier request stays as it is. Durable on return."""
         with failpoint("source.restart"):
             create_exclusively(self._path, encode(_Restart(reason, datetime.now(UTC))))
 
     def clear(self) -> None:
-        """Remove the request: capture has started."""
+        """Remove the request. Call it when capture has started."""
         if self.present:
             with failpoint("source.restart_clear"):
                 self._path.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ class RestartRequest:
 
     @property
     def reason(self) -> str:
-        """What the person gave as reason; empty if nothing, or if the file is gone or cannot be read."""
+        """The reason that the person gave; empty if none, or if the file is gone or cannot be read."""
         try:
             return read_note(_Restart, self._path).reason
         except (OSError, Unreadable):
@@ -185,7 +185,7 @@ class StopOrRestart(StopOrRequest):
         super().__init__(stop, request)
 
     def raise_if_requested(self, source: str) -> None:
-        """Raise ``CaptureRestarts`` if a restart was requested, and the stop is not set."""
+        """Raise ``CaptureRestarts`` if a restart was requested, but the stop is not set."""
         if self.by_request:
             reason = self._restart.reason
             raise CaptureRestarts(

@@ -1,7 +1,7 @@
-"""The state of a capture, and the record of its last start from which the state is derived.
+"""The state of a capture, and the record of its last start, from which the state is derived.
 
-The record keeps the last error of a capture that is gone. ``capture_state`` says whether capture runs, is
-paused, has failed, or was stopped. ``request_restart`` requests a running capture to start again.
+The record keeps the last error of a capture that has ended. ``capture_state`` returns whether capture runs,
+is paused, has failed, or was stopped. ``request_restart`` makes a running capture start again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LastError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return what may be kept of ``error``. The text of a foreign error may quote a row, so drop it."""
+        """Return what may be kept of ``error``: not the text of a foreign error, which may quote a row."""
         name, now = type(error).__name__, datetime.now(UTC)
         if isinstance(error, IngestError):
             return cls(name, error.problem, error.fix, now)
@@ -62,8 +62,8 @@ class LastError:
 class CaptureRecord:
     """The last start of a capture. ``follows``: it runs until it is stopped. ``ready``: its checks passed.
 
-    ``ended``: None while it runs; stays None if it was killed. ``failing_since``: when the first of the
-    failures in a row up to this start happened; None if this start went well. ``last_error`` may be of an
+    ``ended``: None while it runs, and also if it was killed. ``failing_since``: when the first of the
+    consecutive failures up to this start happened; None if this start went well. ``last_error``: may be of an
     earlier start. ``definition`` and ``contracts``: see ``outdated``; empty in older records.
     """
 
@@ -79,7 +79,10 @@ class CaptureRecord:
     contracts: Mapping[str, str] = field(default_factory=dict)
 
     def killed(self, last_landed: datetime | None) -> LastError:
-        """Return the error of a capture that is gone without a recorded end."""
+        """Return the error for a capture that is gone without a recorded end.
+
+        ``last_landed``: when its newest batch landed; None if none has.
+        """
         at = max(self.started, last_landed or self.started)
         return LastError(
             "Killed",
@@ -99,14 +102,14 @@ class CaptureRecords:
         self._path = folder / _FILE
 
     def read(self) -> CaptureRecord | None:
-        """Return the last start; None if there was none, or its record cannot be read."""
+        """Return the record of the last start; None if there was none, or the record cannot be read."""
         try:
             return read_note(CaptureRecord, self._path)
         except (OSError, Unreadable):
             return None
 
     def write(self, record: CaptureRecord) -> None:
-        """Durable when this returns."""
+        """Replace the record. Durable on return."""
         with failpoint("source.capture_record"):
             durable.replace(self._path, encode(record))
 
@@ -120,11 +123,11 @@ def recorded(
     definition: Mapping[str, str] | None = None,
     contracts: Mapping[str, str] | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """A context that records the start of a capture and how it ends.
+    """Return a context that records the start of a capture and how it ends.
 
-    It gives a function to call once the checks of the start have passed. ``last_landed``: returns when the
-    newest batch landed; called if the capture before was killed. ``definition`` and ``contracts``: as in the
-    record.
+    The context gives a function to call when the checks of the start have passed. ``last_landed``: returns
+    when the newest batch landed; called if the capture before was killed. ``definition`` and ``contracts``:
+    as in the record.
     """
     before = records.read()
     failing_since = before.failing_since if before is not None else None
@@ -150,7 +153,7 @@ def recorded(
             records.write(replace(record, ended=at, failing_since=None))
             return
         since = record.failing_since or error.at
-        # Show the error itself, not that it cannot be recorded.
+        # Raise the error itself, not the failure to record it.
         with suppress(OSError):
             records.write(replace(record, ended=at, failing_since=since, last_error=error))
 
@@ -167,7 +170,7 @@ def recorded(
 
 
 class State(StrEnum):
-    """``FAILED``: the last start ended by an error or was killed, and no later one has gone well."""
+    """The state of a capture. ``FAILED``: the last start failed or was killed, and no later one went well."""
 
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
@@ -177,10 +180,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """``since`` is None where nothing is recorded. ``holder``: the process that captures now.
+    """The state of a capture, with details. ``since``: None if nothing is recorded. ``holder``: the process
+    that captures now.
 
     ``killed``: the process is gone without a recorded end; ``since`` is then the last time it is known to
-    have run. ``last_error`` stays after a later start has gone well.
+    have run. ``last_error``: stays after a later start has gone well.
     """
 
     state: State
@@ -195,7 +199,7 @@ def capture_state(
 ) -> CaptureState:
     """Return the state of the capture of ``source``.
 
-    ``landing``: the landing folder of the source. ``last_landed``: time when its newest batch landed.
+    ``landing``: the landing folder of the source. ``last_landed``: when its newest batch landed.
     """
     holder, record = _lease_and_record(run_folder, source, CaptureRecords(landing))
     error = record.last_error if record is not None else None
@@ -204,7 +208,7 @@ def capture_state(
     if record is not None and record.ended is None and (holder is None or holder.pid != record.pid):
         killed, error = True, record.killed(last_landed)
         failing_since = failing_since or error.at
-    # A start goes well only once its checks have passed and that is recorded.
+    # A start has gone well only when its checks have passed and that is recorded.
     if holder is not None and failing_since is None:
         return CaptureState(State.RUNNING, holder.since, holder, False, error)
     if paused is not None:
@@ -229,16 +233,16 @@ def _lease_and_record(
 
 _POLL_SECONDS = 0.1
 _RESTART_GAP_SECONDS = 1.0
-"""Seconds that a capture may seem not to run while it ends and starts again."""
+"""Seconds during which a capture may seem not to run because it ends and starts again."""
 
 _START = "Start it: `omnisupport-ingest up`, or `omnisupport-ingest capture`."
 
 
 def request_restart(run_folder: Path, landing: Path, source: str, reason: str) -> CaptureRecord:
-    """Request a restart, and return the record of the capture that will end.
+    """Request a restart; return the record of the capture that will end.
 
-    ``landing``: the landing folder of ``source``. ``CapturePaused`` or ``NotRestartable`` if no running
-    capture would obey.
+    ``landing``: the landing folder of ``source``. Raises ``CapturePaused`` or ``NotRestartable`` if no
+    running capture would obey.
     """
     pause = PauseRequest(landing).read()
     if pause is not None:
@@ -285,10 +289,10 @@ def _running_record(run_folder: Path, landing: Path, source: str) -> CaptureReco
 
 
 def wait_for_restart(landing: Path, source: str, before: CaptureRecord, *, seconds: float) -> CaptureRecord:
-    """Wait for the start after ``before``, and return its record once its checks have passed.
+    """Wait for the start after ``before``; return its record when its checks have passed.
 
-    ``IngestError`` with the problem and fix of the start if it failed, or if it did not begin within
-    ``seconds``.
+    Raises ``IngestError`` with the problem and the fix if that start failed, and ``NotRestartable`` if no
+    start succeeds within ``seconds``.
     """
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:

@@ -51,13 +51,13 @@ from omnisupport_ingest.sources.postgres.slot.retention import (
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
 _RATE_SPAN = timedelta(hours=1)
-"""About the time over which the rate of the WAL is measured."""
+"""Time span, approximately, over which the rate of WAL is measured."""
 
 _RATE_MIN_SPAN = timedelta(minutes=1)
-"""The shortest such time; below it the rate is unknown."""
+"""The shortest such span. If only less is known, the rate is unknown."""
 
 _BATCHES_PER_PROBE = 100
-"""Batches of which only one manifest is read, to skip old ones quickly."""
+"""Of so many batches only one manifest is read, to skip old batches quickly."""
 
 _MEGABYTE = 1024 * 1024
 
@@ -66,8 +66,8 @@ _MEGABYTE = 1024 * 1024
 class LandedUpTo:
     """The end of the landed chain of the current epoch. ``at``: when its last batch landed.
 
-    ``behind``: bytes of WAL between it and the end of the server's WAL; None without a server. 0 means that
-    nothing was written since, however old the watermark is.
+    ``behind``: bytes of WAL between that end and the end of the server's WAL; None without a server. 0 means
+    that nothing was written since, however old the watermark is.
     """
 
     epoch: int
@@ -77,15 +77,15 @@ class LandedUpTo:
     behind: int | None
 
     def lag_seconds(self, now: datetime) -> float | None:
-        """How far the watermark is behind the clock; None without a watermark."""
+        """Return the seconds by which the watermark is behind ``now``; None without a watermark."""
         return None if self.watermark is None else max(0.0, (now - self.watermark).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server says. ``missing``: contracted tables that the publication does not cover.
+    """What the server reports. ``missing``: tables with contracts that the publication does not cover.
 
-    ``clock_ahead``: by how much its clock is ahead of ours.
+    ``clock_ahead``: by how much the server's clock is ahead of ours.
     """
 
     version: str
@@ -102,10 +102,10 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """``server`` is None if it does not answer; ``warnings`` then says why.
+    """The status of a source. ``server``: None if it does not answer; ``warnings`` then contains the reason.
 
-    ``snapshots``: those begun and not finished. ``requested``: snapshots that are requested and not begun, in
-    words.
+    ``snapshots``: snapshots that are begun but not finished. ``requested``: snapshots that are requested but
+    not begun, in words.
     """
 
     source: str
@@ -124,8 +124,9 @@ class SourceStatus:
 def source_status(
     dsn: str | IngestError, settings: Settings, home: Home, tables: Sequence[TableContract]
 ) -> SourceStatus:
-    """Return the status of the source at ``dsn``; if ``dsn`` is an error, without the server and with the
-    error as a warning.
+    """Return the status of the source at ``dsn``.
+
+    If ``dsn`` is an error, the status lacks the server and has the error as a warning.
     """
     store = LandingStore(home.landing, settings.source)
     epoch = store.current_epoch()
@@ -185,7 +186,7 @@ def _failure_warning(capture: CaptureState, found: Sequence[SlotWarning]) -> Ite
     error = capture.last_error
     if capture.state is not State.FAILED or error is None:
         return
-    # The server may have reported the same fault.
+    # The server may have reported the same fault already.
     if error.problem not in {each.problem for each in found}:
         yield SlotWarning(f"Capture has failed: {error.problem}", error.fix)
 
@@ -238,7 +239,7 @@ def _server_state(
 
 
 def _clock_difference(connection: Connection) -> timedelta:
-    """Return how far the server's clock is ahead of ours at least; zero where the two may agree."""
+    """Return by how much the server's clock is ahead of ours at least; zero if the two may agree."""
     before = datetime.now(UTC)
     (answer,) = one_row(connection, "SELECT clock_timestamp()")
     clock: datetime = answer
@@ -285,7 +286,7 @@ def _server_warnings(
 def _new_table_warnings(
     dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
 ) -> Iterator[SlotWarning]:
-    """Yield why ``new`` tables are not captured. The running capture has not read their contracts."""
+    """Yield why ``new`` tables, whose contracts the running capture has not read, are not captured."""
     requested = {each.table for each in SnapshotRequests(store.folder).read()}
     waiting = [each for each in new if each.name in requested]
     unrequested = [each.name for each in new if each.name not in requested]
@@ -328,10 +329,10 @@ def _disk_free(settings: Settings, home: Home) -> int | None:
 
 
 def _wal_mark_an_hour_ago(store: LandingStore, ahead: timedelta) -> WalMark | None:
-    """Return where the WAL ended about an hour ago, or as near to that as the batches say.
+    """Return where the WAL ended about an hour ago, or as near to that as the batches show; None if unknown.
 
     A capture that catches up lands in minutes what was written in hours. So use the commit time of a batch's
-    last transaction. It is on the server's clock, which is ``ahead`` of ours.
+    last transaction, which is by the server's clock, ``ahead`` of ours.
     """
     epoch = store.current_epoch()
     if epoch is None:

@@ -1,9 +1,9 @@
-"""Columns of a table that could be its cursor, each with the reasons for or against it.
+"""Finds columns of a table that could be its cursor, each with the reasons for or against it.
 
 Only facts of the database count: what sets the column (a trigger, a default, nothing), whether it may be
-NULL, whether an index begins with it, and whether its values rise with the order of the rows in the server's
-statistics. Whether an application sets a column with every change is in no catalog; a name that suggests it
-is reported as a name.
+NULL, whether it is the first column of an index, and whether its values rise with the order of the rows in
+the server's statistics. No catalog says whether an application sets a column with every change. If the name
+of a column suggests it, the reason says that it is only the name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.pg_types import PgType
 
 _CHANGED = re.compile(r"updat|modif|chang|touch|version|_ts$|rev", re.IGNORECASE)
 _RISING = 0.9
-"""Correlation with the order of the rows from which on a column counts as rising."""
+"""Smallest correlation with the order of the rows at which a column counts as rising."""
 
 _COLUMNS = """
 SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
@@ -50,8 +50,8 @@ ORDER BY 1, 2, a.attnum
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
     """Facts of a column in the catalogs. ``correlation``: of its values with the order of the rows; None
-    without statistics. ``trigger``: one that sets it before every update, by the text of its function.
-    """
+    without statistics. ``trigger``: a trigger that sets it before every update, as far as the text of its
+    function shows."""
 
     name: str
     pg_type: str
@@ -82,7 +82,7 @@ def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCan
 
 
 def judged(column: ColumnFacts, *, triggers_known: bool = True) -> CursorCandidate:
-    """Return whether the column can be a cursor, and why. ``triggers_known``: triggers were looked at."""
+    """Return whether the column can be a cursor, and why. ``triggers_known``: triggers were looked up."""
     about = [
         "an index begins with it" if column.indexed else "no index begins with it",
         "NOT NULL" if column.not_null else "may be NULL",

@@ -1,7 +1,7 @@
-"""Tables as they are at the source now: columns with their true types, comments, and keys.
+"""Reads tables as they are at the source now: columns with their true types, comments, and keys.
 
-All that a contract can say about a table is read here. A few queries read all tables, so hundreds of tables
-take no more round trips than one.
+This module reads everything that a contract can say about a table. A few queries read all tables, so hundreds
+of tables need no more round trips than one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Value = TypeVar("_Value")
 class LiveColumn:
     """A column. ``pg_type``: its type as ``format_type`` writes it; a domain is replaced by its base type.
 
-    ``generated``: computed by the server, so never in the stream. ``labels``: those of an enum type.
-    ``max_length``: the n of ``varchar(n)`` and ``char(n)``.
+    ``generated``: the server computes it, so the stream never sends it. ``labels``: labels of an enum type,
+    else empty. ``max_length``: the n of ``varchar(n)`` and ``char(n)``.
     """
 
     name: str
@@ -42,11 +42,10 @@ class LiveColumn:
 
 @dataclass(frozen=True, slots=True)
 class LiveIndex:
-    """A unique index by which every row can be identified: not partial, over NOT NULL columns, no
-    expressions.
+    """A unique index that can identify every row: not partial, only NOT NULL columns, no expressions.
 
-    ``columns``: its key columns, without those of ``INCLUDE``. ``deferrable``: two
-    rows may share a key until their transaction commits.
+    ``columns``: its key columns, without those of ``INCLUDE``. ``identity``: it is the table's replica
+    identity. ``deferrable``: two rows may share a key until their transaction commits.
     """
 
     name: str
@@ -60,8 +59,8 @@ class LiveIndex:
 class LiveTable:
     """A table, view, materialized view or foreign table.
 
-    ``kind``, ``persistence`` and ``replica_identity`` are the letters of ``pg_class``. ``root``: the
-    partitioned table that this is a partition of, ``extension``: the one that it belongs to.
+    ``kind``, ``persistence`` and ``replica_identity``: letters of ``pg_class``. ``root``: the partitioned
+    table that this is a partition of. ``extension``: the extension that it belongs to.
     """
 
     schema: str
@@ -90,7 +89,7 @@ class LiveTable:
 
     @property
     def identity(self) -> frozenset[str]:
-        """The columns that the stream sends of the old row of an update or delete."""
+        """The columns of the old row that the stream sends with an update or delete."""
         if self.replica_identity == "f":
             return frozenset(column.name for column in self.columns if not column.generated)
         chosen = [index for index in self.unique if self._is_identity(index)]
@@ -109,7 +108,8 @@ def read_live_tables(
 ) -> dict[TableName, LiveTable]:
     """Return the tables of the database, or those of ``only`` that exist, views and foreign tables included.
 
-    Leaves out system schemas and temporary tables. Needs no right on the tables themselves.
+    Leaves out system schemas and temporary tables. Needs no right on the tables themselves. Raises
+    ``SourceUnavailable``.
     """
     wanted = sorted(only) if only is not None else None
     with source_errors("reading the tables of the source"), connection.cursor() as cursor:
@@ -174,7 +174,7 @@ FROM resolved r JOIN pg_attribute a ON a.attrelid = r.relation AND a.attnum = r.
 ORDER BY a.attrelid, a.attnum
 """
 
-# An int2vector is indexed from 0; the columns from ``indnkeyatts`` on are those of INCLUDE.
+# An int2vector is indexed from 0. Columns from ``indnkeyatts`` on are those of INCLUDE.
 _UNIQUE = """
 SELECT i.indrelid::bigint, c.relname::text,
        ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)

@@ -1,9 +1,9 @@
-"""The draft of a contract for a table as it is now, for a person to complete.
+"""Drafts a contract for a table as it is now, for a person to complete.
 
-It holds what the source declares (types, key, NOT NULL, enum labels, lengths, comments) and adds no rule. The
-caller, who writes the file, notes columns that seem to hold personal data (``contracts.pii_scan``).
-``choose`` finds a table that a person named; ``key_of`` finds the key that identifies its rows in the stream,
-or raises an error with the ways to give it one.
+The draft contains what the source declares (types, key, NOT NULL, enum labels, lengths, comments) and adds no
+rule. The caller, which writes the file, notes columns that seem to hold personal data
+(``contracts.pii_scan``). ``choose`` finds the table that a person named. ``key_of`` finds the key that
+identifies its rows in the stream, or raises an error that lists the ways to give it one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class NoSuchTable(IngestError):
 
 
 def choose(text: str, tables: Collection[TableName]) -> TableName:
-    """Return the table that ``text`` names: ``schema.table``, either part quoted or not, or ``table`` of
-    public.
+    """Return the table that ``text`` names: ``schema.table``, or ``table`` of the schema public.
 
-    Upper and lower case count. ``NoSuchTable`` with the nearest names.
+    Each part may be quoted. Case matters. Raises ``NoSuchTable`` with the most similar names.
     """
     matching = [name for name in tables if text in _spellings(name)]
     if len(matching) == 1:
@@ -55,7 +54,7 @@ def choose(text: str, tables: Collection[TableName]) -> TableName:
 
 
 def all_tables(tables: Collection[LiveTable]) -> list[LiveTable]:
-    """Return the tables that ``--all`` means: no views, partitions, or tables of an extension."""
+    """Return the tables that ``--all`` stands for: no views, no partitions, no tables of an extension."""
     return [
         table
         for table in tables
@@ -81,9 +80,9 @@ class NoKey(IngestError):
 
 
 def key_of(table: LiveTable) -> LiveIndex:
-    """Return the index whose columns are the key of ``table``: the primary key, if the stream carries it.
+    """Return the index whose columns are the key of ``table``: the primary key, if the stream sends it.
 
-    ``NoKey`` names every way to give the table one.
+    Raises ``NoKey``, which names every way to give the table a key.
     """
     name, primary = qualified(table.schema, table.table), table.primary_key
     if table.replica_identity == "n":
@@ -173,7 +172,7 @@ class CannotBeCaptured(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A column that the contract does not name, and why. Its values stay in the raw layers."""
+    """A column that the contract does not name, and why. Raw keeps its values."""
 
     column: str
     why: str
@@ -192,8 +191,9 @@ def draft(
 ) -> Draft:
     """Return the contract of ``table``, called ``name`` in the lake of ``source``.
 
-    ``candidates``: columns that could be a cursor, the usable ones first; a column of times is proposed.
-    ``CannotBeCaptured`` or ``NoKey``, with what to change at the source, if there can be no contract.
+    ``candidates``: columns that could be a cursor, the usable ones first. The first usable one with times is
+    proposed. Raises ``CannotBeCaptured`` or ``NoKey``, with what to change at the source, if no contract is
+    possible.
     """
     _require_logged(table)
     key = key_of(table).columns
@@ -262,7 +262,7 @@ def _require_logged(table: LiveTable) -> None:
 
 
 def left_out_columns(table: LiveTable) -> Iterator[LeftOut]:
-    """Yield the columns that no contract can name, each with the reason."""
+    """Yield the columns that a contract cannot name, each with the reason."""
     seen: dict[str, str] = {}
     for column in table.columns:
         plain = column.name.lower()
@@ -281,7 +281,7 @@ def left_out_columns(table: LiveTable) -> Iterator[LeftOut]:
 
 
 def column_document(column: LiveColumn, in_key: bool) -> dict[str, Any]:
-    """Return the entry of ``column`` under ``properties``. ``in_key``: it is part of the key."""
+    """Return the contract's entry for ``column`` under ``properties``. ``in_key``: it is in the key."""
     kind = column.type.kind
     types = _json_types(column.pg_type, kind)
     if not column.not_null:

@@ -1,9 +1,9 @@
-"""The next version of a contract whose table has changed, with the compatibility of each step.
+"""Proposes the next version of a contract whose table has changed, with the compatibility of each step.
 
-Choices of the contract stay: descriptions, rules, policies, a wider type, columns that it leaves out. It
-follows the source where rows would be quarantined otherwise, and takes in columns that were added since. Each
-step is ``additive`` (a new column), ``widening`` (new values in an existing column) or ``breaking`` (a column
-less, or other values) for readers of the tables.
+The contract's own choices stay: descriptions, rules, policies, a wider type, columns that it leaves out. It
+follows the source where rows would otherwise be quarantined, and adds columns that the source has added
+since. For readers of the tables, each step is ``additive`` (a new column), ``widening`` (new values in an
+existing column) or ``breaking`` (a column fewer, or different values).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
 _WORST = (ADDITIVE, WIDENING, BREAKING)
 
 _RULES = ("enum", "pattern", "maxLength", "minimum", "maximum")
-"""Keywords of rules that hold for one kind of value only."""
+"""Keywords of rules that apply to only one kind of value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One edit of a contract. ``at``: the path in the file; ``what`` and ``why``: for a person."""
+    """One edit of a contract. ``at``: the path in the file. ``what`` and ``why``: for a person."""
 
     compatibility: str
     at: str
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class NextContract:
-    """The ``document`` of the next version, and the steps to it; without steps it is the present version.
+    """The ``document`` of the next version, and the steps to it. Without steps it is the present version.
 
     ``for_a_person``: changes that no edit of the contract covers, as sentences.
     """
@@ -55,7 +55,7 @@ class NextContract:
 
     @property
     def compatibility(self) -> str | None:
-        """The least compatible of the steps; None without steps."""
+        """The compatibility of the least compatible step; None without steps."""
         return max((each.compatibility for each in self.steps), key=_WORST.index, default=None)
 
 
@@ -67,11 +67,11 @@ def next_contract(
     every: bool = False,
     again: str | None = "omnisupport-ingest source snapshot",
 ) -> NextContract:
-    """Return the next version of the contract ``document``; its table is ``schema`` now.
+    """Return the next version of the contract ``document``. ``schema``: its table as it is now.
 
-    ``changes``: the recorded ones of the table; columns that they add are taken in. ``every``: so is every
-    other column that the contract does not name. ``again``: the command that has the table read; None if
-    there is none.
+    ``changes``: the recorded changes of the table; columns that they add are added to the contract.
+    ``every``: add all other columns that the contract does not name, too. ``again``: the command that reads
+    the table again; None if there is none.
     """
     draft = _Draft(deepcopy(document), schema, again)
     draft.follow_names(changes)
@@ -99,7 +99,7 @@ def next_contract(
 
 
 class _Draft:
-    """A contract on its way to its next version."""
+    """A contract that is edited, step by step, into its next version."""
 
     def __init__(self, document: dict[str, Any], schema: LiveSchema, again: str | None) -> None:
         self.document, self._schema = document, schema
@@ -154,7 +154,7 @@ class _Draft:
             )  # fmt: skip
 
     def drop(self) -> None:
-        """Take out columns that the table has no more."""
+        """Remove columns that the table no longer has."""
         for name in list(self.properties):
             if self._live(name) is not None:
                 continue
@@ -180,18 +180,18 @@ class _Draft:
             self._taken_out(self._quality.take_out_column(name))
 
     def _needed(self) -> set[str | None]:
-        """Return the columns without which the contract would not be valid."""
+        """Return the columns that the contract needs to be valid."""
         cursor, at_rest = self.policy.get("cursor") or {}, self.policy.get("at_rest", {})
         needed = {*self.policy["key"], self.policy["events"]["soft_delete_column"]}
         needed |= {cursor.get("field"), cursor.get("event_time"), at_rest.get("subject_column")}
-        # These land readable, so one that is encrypted has to be left.
+        # Needed columns land readable. If only one encrypted column is left, it must stay.
         encrypted = self.policy.get("pii", {}).keys() - needed
         return needed | encrypted if self._encrypted and len(encrypted) == 1 else needed
 
     def _covered(self) -> set[str]:
-        """The columns that a policy covers; while there is one, columns without a line stay covered too.
+        """Return the columns that a policy covers. If any, columns without an entry stay covered too.
 
-        None where values land encrypted, as those of such columns do.
+        Empty where personal values land encrypted: then columns without an entry land encrypted too.
         """
         policies = {} if self._encrypted else self.policy.get("pii", {})
         return {name for name, each in policies.items() if each["policy"] != KEEP}
@@ -202,7 +202,7 @@ class _Draft:
         return encrypted
 
     def _rename_in_policy(self, old: str, new: str) -> None:
-        """Rename a column where ``x-cdc`` names it beside key, personal data and soft deletes."""
+        """Rename a column in the parts of ``x-cdc`` other than key, personal data and soft deletes."""
         cursor, at_rest = self.policy.get("cursor") or {}, self.policy.get("at_rest", {})
         named = [*((cursor, each) for each in ("field", "event_time")), (at_rest, "subject_column")]
         named += [(each, "column") for each in cursor.get("candidates", ())]
@@ -215,7 +215,7 @@ class _Draft:
             self._step(BREAKING, each.at, each.what, each.why)
 
     def follow(self, name: str) -> None:
-        """Make the column accept the values that the source may send."""
+        """Make the column accept all values that the source may send."""
         live = self._live(name)
         if live is None:
             return
@@ -235,7 +235,7 @@ class _Draft:
                 "rows with a value that is not listed are quarantined",
             )  # fmt: skip
         length = line.get("maxLength")
-        # A limit below that of the type, or of a type without one, is a rule that somebody wrote.
+        # A limit below that of the type, or on a type without one, is a rule that somebody wrote.
         of_type = length is not None and declared is not None and length >= declared
         if of_type and (live.max_length or length + 1) > length:
             if live.max_length is None:
@@ -270,15 +270,15 @@ class _Draft:
             line.pop(key, None)
             if key in body:
                 line[key] = body[key]
-        # NULL is another question: the contract may allow it where the source does not, and not yet the
-        # other way round.
+        # NULL is judged separately: the contract may allow it although the source does not, or still forbid
+        # it although the source now allows it.
         types = [body["type"]] if isinstance(body["type"], str) else body["type"]
         types = [each for each in types if each != "null"]
         nullable = name not in self.document["required"]
         line["type"] = [*types, "null"] if nullable else types[0] if len(types) == 1 else types
         gone: list[str] = []
         if now.kind is not before.kind:
-            # Rules for another kind of value.
+            # The rules were written for another kind of value.
             gone = [f"{rule} {line.pop(rule)}" for rule in _RULES if rule in line]
             _without_policies(line, *_RULES, *(["type"] if now.kind is Kind.TEXT else []))
         kept = self._former_types(name, line, was, now)
@@ -298,7 +298,7 @@ class _Draft:
         self._step(WIDENING if widens else BREAKING, f"properties.{name}.x-pg-type", description, why)
 
     def _former_types(self, name: str, line: dict[str, Any], was: str, now: PgType) -> bool:
-        """Let the column keep the values that came before its type changed; returns whether it does."""
+        """Let the column keep the values from before its type changed; return whether it does."""
         former = [was, *line.pop("x-former-types", ())]
         if name in self.policy["key"]:
             return False
@@ -308,7 +308,7 @@ class _Draft:
         return True
 
     def _follow_policy(self, name: str, live: LiveColumn) -> None:
-        """Leave the column out of the lake where its policy for personal data cannot take its new type."""
+        """Leave the column out of the lake if its policy for personal data does not fit its new type."""
         given = self.policy.get("pii", {}).get(name)
         if given is None or takes(given["policy"], live.type.kind):
             return
@@ -319,12 +319,12 @@ class _Draft:
         )
 
     def judge_rules(self) -> None:
-        """Take out rules of several columns that the new types of columns cannot have."""
+        """Remove rules over several columns that do not fit the columns' new types."""
         if self.steps:
             self._taken_out(self._quality.take_out_unfit(self.properties))
 
     def add(self, names: Collection[str | None] | None) -> None:
-        """Take in columns that the contract does not name; ``names``: only these."""
+        """Add columns that the contract does not name. ``names``: only these; None: all."""
         left_out = {each.column: each.why for each in left_out_columns(self._schema.live)}
         for live in self._schema.live.columns:
             if live.name in self.properties or (names is not None and live.name not in names):
@@ -357,11 +357,11 @@ class _Draft:
         self.policy["pii"] = self.policy.get("pii", {}) | policies
         for name in policies:
             if self._encrypted and name in self.document["required"]:
-                # It is NULL once the key of its subject is destroyed; the source keeps its NOT NULL.
+                # It becomes NULL when the key of its subject is destroyed; the source keeps its NOT NULL.
                 self._let_be_null(name)
 
     def add_undecided(self, changes: Sequence[SchemaChange]) -> None:
-        """Add to ``for_a_person`` what no edit of the contract covers."""
+        """Add changes that no edit of the contract covers to ``for_a_person``."""
         key = self._schema.seen.key
         if key and set(key) != set(self.policy["key"]):
             self.for_a_person.append(
@@ -389,7 +389,7 @@ class _Draft:
 
 
 def _length(pg_type: str) -> int | None:
-    """The n of ``varchar(n)`` and ``char(n)``; None of any other type."""
+    """Return the n of ``varchar(n)`` and ``char(n)``; None for any other type."""
     found = re.fullmatch(r"(?:character varying|character|varchar|char)\((\d+)\)", pg_type.lower())
     return None if found is None else int(found.group(1))
 

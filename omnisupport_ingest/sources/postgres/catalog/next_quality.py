@@ -1,7 +1,7 @@
-"""The rules of several columns and the references of a contract (``x-cdc.quality``) that follows its table.
+"""Follows changes of a table in its contract's rules over several columns and references (``x-cdc.quality``).
 
-They follow a renamed column. What names a column that is gone, or does not fit the new type of one, is taken
-out, and returned in words: a person wrote it.
+A renamed column is renamed there. A rule or reference that names a removed column, or does not fit a column's
+new type, is removed and returned in words, because a person wrote it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d]\w*(?:\s*\()?|\d\w*
 
 @dataclass(frozen=True, slots=True)
 class TakenOut:
-    """A rule or reference that left the contract. ``at``: the path in the file; ``what`` and ``why``: for a
-    person."""
+    """A rule or reference that was removed from the contract. ``at``: the path in the file; ``what`` and
+    ``why``: for a person."""
 
     at: str
     what: str
@@ -29,8 +29,8 @@ class TakenOut:
 
 
 class NextQuality:
-    """``x-cdc.quality`` of a contract on its way to its next version; ``policy``: its ``x-cdc``, changed in
-    place."""
+    """``x-cdc.quality`` of a contract that is edited into its next version. ``policy``: its ``x-cdc``, which
+    is changed in place."""
 
     def __init__(self, policy: dict[str, Any]) -> None:
         self._policy = policy
@@ -45,7 +45,7 @@ class NextQuality:
             reference["columns"] = [new if each == old else each for each in reference["columns"]]
 
     def take_out_column(self, column: str) -> Iterator[TakenOut]:
-        """Take out everything that names ``column``."""
+        """Remove every rule and reference that names ``column``. Yields what was removed."""
         for rule in list(self._entries("rules")):
             if any(_is_name(token, column) for token in _tokens(rule["expression"])):
                 yield self._without_rule(rule, f"it names {column}")
@@ -56,7 +56,7 @@ class NextQuality:
                 yield TakenOut("x-cdc.quality.references", what, f"it names {column}")
 
     def take_out_unfit(self, properties: dict[str, Any]) -> Iterator[TakenOut]:
-        """Take out the rules that cannot be computed over columns as ``properties`` has them."""
+        """Remove the rules that cannot be computed over the columns in ``properties``. Yields them."""
         columns = [Column(name, line["x-pg-type"]) for name, line in properties.items()]
         with closing_after():
             for rule in list(self._entries("rules")):
@@ -80,6 +80,6 @@ def _tokens(expression: str) -> Iterator[str]:
 
 
 def _is_name(token: str, column: str) -> bool:
-    """Whether a part of an expression names ``column``; SQL ignores case."""
+    """Whether ``token`` of an expression names ``column``; SQL ignores case."""
     name = token[1:-1].replace('""', '"') if token.startswith('"') else token
     return name.lower() == column.lower()

@@ -1,12 +1,12 @@
-"""The table of a change, if the publication sends partitions under their own names.
+"""Finds the table of a change if the publication sends partitions under their own names.
 
-Without ``publish_via_partition_root`` the stream does not say to which table a described partition belongs.
-The catalog says it for the present, and the stream may be far behind; the home's records (``partitions``) say
-for which positions it was so.
+Without ``publish_via_partition_root``, the stream does not say to which table a described partition belongs.
+The catalog says it only for the present, and the stream may be far behind. The home's records
+(``partitions``) say for which positions it was true.
 
-A description holds until the next ATTACH or DETACH of its table, after which the server describes it again.
-So if the time is uncertain, a present partition counts as one already, and a former partition does not:
-otherwise later changes would land under the wrong table.
+A description holds until the next ATTACH or DETACH of its table; after that, the server describes the table
+again. If it is uncertain when a table was a partition, a present partition counts as one already, and a
+former partition does not count. Otherwise later changes would land under the wrong table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionRoots:
-    """The partitioned tables among the contracted ones, and their partitions, in one epoch."""
+    """The partitioned tables among the tables with contracts, and their partitions, in one epoch."""
 
     def __init__(
         self,
@@ -42,21 +42,20 @@ class PartitionRoots:
         tables: Sequence[TableContract],
         lost: LostChanges,
     ) -> None:
-        """``connection`` is in autocommit. ``folder``: the landing folder of the source. ``lost``: records
-        changes of partitions that could not be assigned to their table.
-        """
+        """``connection`` is in autocommit. ``folder``: the landing folder of the source. ``lost``: gets a
+        record of changes of partitions that cannot be assigned to a table."""
         self._connection, self._lost = connection, lost
         self._records = PartitionRecords(folder, epoch)
         self._tables = {each.table_name: each for each in tables}
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """Treat ``tables`` as contracted too from now on."""
+        """Treat ``tables`` as tables with contracts from now on."""
         self._tables |= {each.table_name: each for each in tables}
 
     def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
         """Return which of the tables ``names`` the rows of ``relation`` belong to now; None if to none.
 
-        For tables that are not added yet, as their former partitions are unknown.
+        Use it only for tables that are not added yet: their former partitions are unknown.
         """
         own = relation.schema, relation.table
         if own in self._tables or own in names:
@@ -65,7 +64,7 @@ class PartitionRoots:
         return root if root in names else None
 
     def name_of(self, relation: Relation, commit_lsn: int) -> TableName:
-        """Return the contracted table that the rows of ``relation`` belong to, else its own name.
+        """Return the table with a contract that the rows of ``relation`` belong to, else its own name.
 
         ``relation`` was described for a change of the transaction that committed at ``commit_lsn``.
         """
@@ -81,10 +80,10 @@ class PartitionRoots:
         return own
 
     def truncated(self, relations: Sequence[Relation], commit_lsn: int) -> list[TableName]:
-        """Return the names of the tables that one statement truncated.
+        """Return the names of the tables that one TRUNCATE emptied.
 
-        A contracted partitioned table is among them only if all its leaves are. If only some are, the check
-        of the partitions (``partition_watch``) finds it, because the other rows stay.
+        A partitioned table with a contract is among them only if all its leaves are. If only some are, the
+        other rows stay, and the check of the partitions (``partition_watch``) finds the difference.
         """
         names, seen = [], set[TableName]()
         oids = {relation.oid for relation in relations}
@@ -108,7 +107,7 @@ class PartitionRoots:
         return had <= {str(oid) for oid in oids}
 
     def _is_in(self, relation: Relation, table: TableContract, at: Lsn) -> bool:
-        """Whether a present partition of ``table`` was, or may have been, one at ``at``."""
+        """Whether a present partition of ``table`` was already one at ``at``, or may have been."""
         known, oid = self._records.read(table.name), str(relation.oid)
         if known is None:
             return True
@@ -126,8 +125,8 @@ class PartitionRoots:
         if any(each is not None and each.start <= at < each.end for each in (left, stay)):
             return True
         if stay is not None and at >= stay.end:
-            # It left after the last check, before this change or after it. The next check has the table
-            # read again, with all rows that it still has; until then its history may lack this change.
+            # It left after the last check, either before this change or after it. The next check requests a
+            # snapshot of the table. Until then the history may lack this change.
             name = f"{relation.schema}.{relation.table}"
             _log.warning("changes of %s may be missing in the history of %s", name, table.full_name)
             self._lost.add(table.name, f"partition {name} was detached or dropped", at)

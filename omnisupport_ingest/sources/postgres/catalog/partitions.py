@@ -1,10 +1,10 @@
-"""The partitions of a table in the catalog, their differences, and the home's record of them.
+"""Reads the partitions of a table from the catalog, compares them, and keeps the home's record of them.
 
-The stream does not send the rows that come by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition.
-The catalog of partitions shows each of these.
+The stream does not send rows that arrive by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition. The
+catalog of partitions shows each of these.
 
-The record of a table also keeps partitions that have left. If changes of partitions are sent under their own
-names, those that committed before a partition left belong to the table, however late they are read.
+The record of a table also keeps former partitions. If changes of partitions are sent under their own names,
+changes that committed before a partition left belong to the table, however late they are read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from omnisupport_ingest.storage import replace
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A table in the tree of a partitioned one, the root included.
+    """A node in the tree of a partitioned table, including the root.
 
-    ``attached`` changes when it is attached (None for the root). ``file`` changes when it is truncated or
-    rewritten. ``leaf``: it has rows of its own.
+    ``attached``: changes when the partition is attached again; None for the root. ``file``: changes when it
+    is truncated or rewritten. ``leaf``: it holds rows itself.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Partition:
 
 
 Partitions = Mapping[str, Partition]
-"""The partitions of one table, the root included, by oid as text."""
+"""The partitions of one table, including the root, by oid as text."""
 
 
 def read_partitions(connection: Connection, tables: Collection[TableName]) -> dict[TableName, Partitions]:
-    """Return the trees of those of ``tables`` that are partitioned, as ``connection`` sees them now."""
+    """Return the trees of the partitioned tables among ``tables``, as ``connection`` sees them now."""
     schemas, names = [schema for schema, _ in tables], [name for _, name in tables]
     with source_errors("reading the partitions of the source"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
@@ -74,16 +74,15 @@ FROM tree t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid =
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``left``: partitions by which rows may have left the table, each with what happened, for messages.
-    ``new``: oids of new leaves, whose rows have come.
-    """
+    """Changes of partitions. ``left``: partitions with which rows may have left the table, each with what
+    happened, for messages. ``new``: oids of new leaves, whose rows have joined the table."""
 
     left: tuple[str, ...]
     new: tuple[str, ...]
 
 
 def difference(before: Partitions, now: Partitions) -> Difference:
-    """Return what has changed between two reads of the partitions of a table."""
+    """Return the changes between two reads of the partitions of a table."""
     left = []
     for oid, was in before.items():
         partition = now.get(oid)
@@ -98,9 +97,7 @@ def difference(before: Partitions, now: Partitions) -> Difference:
 
 
 def read_root(connection: Connection, oid: int) -> TableName | None:
-    """Return the partitioned table at the root above partition ``oid``; None if it is no partition,
-    or gone.
-    """
+    """Return the root of the tree that partition ``oid`` belongs to; None if it is no partition, or gone."""
     with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_ROOT, (oid,))
@@ -117,7 +114,7 @@ WHERE leaf.oid = %s::bigint::oid AND leaf.relispartition
 
 
 def is_partitioned(connection: Connection, oid: int) -> bool:
-    """Whether the table ``oid`` is partitioned; not if it is gone."""
+    """Whether the table ``oid`` is partitioned; False if it is gone."""
     with source_errors("looking for partitions"), connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,))
         (partitioned,) = cursor.fetchone()
@@ -127,8 +124,8 @@ def is_partitioned(connection: Connection, oid: int) -> bool:
 def rows_of(connection: Connection, oid: str) -> str | None:
     """Return the WHERE clause that selects the rows of leaf ``oid`` from its root; None if the leaf is gone.
 
-    A role that may read the root may lack the right to read partitions, so their rows are read through the
-    root. The bounds let the planner skip the other partitions.
+    A role that may read the root may lack the right to read its partitions, so their rows are read through
+    the root. The bounds in the clause let the planner skip the other partitions.
     """
     with source_errors("reading the bounds of a partition"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE oid = %s", (oid,))
@@ -141,9 +138,7 @@ def rows_of(connection: Connection, oid: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OtherIdentity:
-    """A partition whose old rows are sent without the columns ``missing``. ``schema``, ``table``:
-    its name.
-    """
+    """The partition ``schema``.``table``, whose old rows are sent without the columns ``missing``."""
 
     schema: str
     table: str
@@ -174,10 +169,10 @@ ORDER BY 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """The LSNs between which a table was a partition: from ``start`` on, below ``end``.
+    """The period in which a table was a partition: from ``start`` on, below ``end``.
 
-    Both are the LSNs of checks: it may have been attached somewhat above ``start``, and detached somewhat
-    above ``end``.
+    Both are LSNs of checks, so the table may have been attached somewhat above ``start`` and detached
+    somewhat above ``end``.
     """
 
     start: Lsn
@@ -188,9 +183,9 @@ class Stay:
 class KnownPartitions:
     """The record of the partitions of one table.
 
-    ``certain``: every change of partitions that committed below this LSN is in ``partitions``. ``since``, by
-    oid: for commits below, it was not a partition (without an entry it always was one). ``left``, by oid: the
-    last stay of a former partition, or of one that was attached again.
+    ``certain``: ``partitions`` includes every change of partitions that committed below this LSN. ``since``,
+    by oid: below this LSN the table was not a partition yet; without an entry it always was one. ``left``, by
+    oid: the last stay of a former partition, or of one that was attached again.
     """
 
     partitions: Partitions
@@ -205,10 +200,10 @@ class KnownPartitions:
         return Stay(self.since.get(oid, Lsn(0)), self.certain)
 
     def followed_by(self, now: Partitions, before: Lsn, certain: Lsn, read_to: Lsn) -> KnownPartitions:
-        """Return the record after a check that found ``now``.
+        """Return the record after a check that found the partitions ``now``.
 
-        ``before``, ``certain``: the LSNs up to which the old and the new partitions are certain. The stream
-        never sends commits below ``read_to`` again.
+        ``before`` and ``certain``: the LSNs up to which the old and the new partitions are certain.
+        ``read_to``: the stream never sends commits below this LSN again.
         """
         left = dict(self.left)
         for oid in self.partitions.keys() - now.keys():
@@ -233,15 +228,16 @@ class _Record:
 
 
 class PartitionRecords:
-    """The records of one epoch of one source, in its landing folder."""
+    """The records of the partitions of one source in one epoch, in its landing folder."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         """``folder``: the landing folder of the source."""
         self._folder, self._epoch = folder, epoch
 
     def read(self, table: str) -> KnownPartitions | None:
-        """Return the partitions of ``table`` (a contract's name) whose rows the lake has; None without a
-        readable record of this epoch.
+        """Return the partitions of ``table`` (a contract's name) whose rows the lake has.
+
+        None without a readable record of this epoch.
         """
         try:
             record = read_note(_Record, self._file(table))
@@ -252,9 +248,7 @@ class PartitionRecords:
         return KnownPartitions(record.partitions, record.certain, record.since, record.left)
 
     def write(self, table: str, known: KnownPartitions) -> None:
-        """Replace the record, durably; call it only when the difference to the older record has landed or is
-        requested.
-        """
+        """Replace the record durably. The difference to the old one must have landed or be requested."""
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
         record = _Record(table, self._epoch, partitions, known.certain, since, left)
         with failpoint("source.partitions", table):

@@ -1,7 +1,7 @@
-"""The publication of a source: reading, making, extending it, and dropping it if capture has made it.
+"""The publication of a source: reads, creates and extends it, and drops it if capture created it.
 
-A publication that capture makes has a comment that says so. The comment stays with the publication, whatever
-happens to the home. ``grants_sql`` writes the least rights that a capture role needs.
+A publication that capture creates has a comment that says so. The comment stays with the publication,
+whatever happens to the home. ``grants_sql`` writes the least rights that a capture role needs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 """Operations that a publication must publish."""
 
 MADE_BY_CAPTURE = "Made by omnisupport-ingest capture."
-"""The comment on a publication that capture has made, and so may drop."""
+"""The comment on a publication that capture created, and therefore may drop."""
 
 _ROW_FILTERS_SINCE = 150000
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication. ``columns``: the published ones; empty if the server is too old for column
-    lists, so all are.
-    """
+    """A table of a publication. ``columns``: the published columns; empty if the server is too old for column
+    lists, so that all are published."""
 
     columns: tuple[str, ...]
     row_filter: str | None
@@ -43,10 +42,10 @@ class Publication:
     """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them. ``ours``: this role
     may alter it.
 
-    Unless it publishes via partition roots, ``tables`` has partitions and not their roots. Then ``roots`` has
-    the partitioned tables that it covers, each with those partitions that have a row filter or column list of
-    their own.
-    ``named``: the tables that it lists one by one; ``schemas``: those that it publishes whole.
+    Unless it publishes via partition roots, ``tables`` contains partitions instead of their roots. Then
+    ``roots`` contains the partitioned tables that it covers, each with those of its partitions that have
+    their own row filter or column list. ``named``: the tables that it lists individually. ``schemas``: the schemas that it publishes
+    whole.
     """
 
     name: str
@@ -60,11 +59,11 @@ class Publication:
     schemas: tuple[str, ...]
 
     def covers(self, name: TableName) -> bool:
-        """Whether it sends the changes of table ``name``."""
+        """Whether it publishes the changes of table ``name``."""
         return name in self.tables or name in self.roots
 
     def lets_go(self, name: TableName) -> bool:
-        """Whether table ``name`` can be taken out alone: it is listed, and nothing else has it published."""
+        """Whether table ``name`` alone can be removed: it is listed, and not also published by its schema."""
         return name in self.named and name[0] not in self.schemas
 
     @property
@@ -118,7 +117,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
 
 
 def create_statement(name: str, tables: Iterable[TableName]) -> str:
-    """Return SQL that makes publication ``name`` for ``tables``."""
+    """Return the SQL that creates publication ``name`` for ``tables``."""
     return (
         f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_listed(tables)}"
         " WITH (publish_via_partition_root = true);"
@@ -126,24 +125,24 @@ def create_statement(name: str, tables: Iterable[TableName]) -> str:
 
 
 def add_statement(name: str, tables: Iterable[TableName]) -> str:
-    """Return SQL that adds ``tables`` to publication ``name``."""
+    """Return the SQL that adds ``tables`` to publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} ADD TABLE {_listed(tables)};"
 
 
 def operations_statement(name: str) -> str:
-    """Return SQL that makes publication ``name`` publish every operation."""
+    """Return the SQL that makes publication ``name`` publish every operation."""
     return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
 
 
 def drop_statement(name: str, tables: Iterable[TableName]) -> str:
-    """Return SQL that removes ``tables`` from publication ``name``."""
+    """Return the SQL that removes ``tables`` from publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
 
 
 def only_statement(publication: Publication, tables: Sequence[TableName]) -> str:
-    """Return SQL after which ``publication`` publishes ``tables`` alone, also if it names none of them now.
+    """Return the SQL after which ``publication`` publishes exactly ``tables``, even if it lists none now.
 
-    Without ``tables`` it drops the publication.
+    Without ``tables``, the SQL drops the publication.
     """
     name = publication.name
     drop = f"DROP PUBLICATION {identifier(name)};"
@@ -155,10 +154,10 @@ def only_statement(publication: Publication, tables: Sequence[TableName]) -> str
 
 
 def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
-    """Make publication ``name`` cover ``tables``; return the tables it added, as ``schema.table``.
+    """Make publication ``name`` cover ``tables``; return the tables that were added, as ``schema.table``.
 
     Other tables of the publication stay in it. Raises ``PreflightFailed`` if the role may not change it, or
-    if it leaves out operations; ``TableDropped`` if one of ``tables`` is not there (any more).
+    if it does not publish all operations; ``TableDropped`` if one of ``tables`` does not exist (any more).
     """
     publication = read_publication(connection, name)
     if publication is not None and publication.left_out:
@@ -172,7 +171,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     names = [table.table_name for table in missing]
     if publication is None:
         command = create_statement(name, names)
-        # In one transaction: without the comment, capture would never drop its own publication.
+        # In one transaction: without the comment, capture would never drop the publication that it created.
         comment = f"COMMENT ON PUBLICATION {identifier(name)} IS {literal(MADE_BY_CAPTURE)}"
         statements = f"BEGIN; {command} {comment}; COMMIT"
     else:
@@ -197,7 +196,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
 
 
 def remove_table(connection: Connection, name: str, table: TableName) -> None:
-    """Take ``table`` out of publication ``name``; ``PreflightFailed`` if the role may not."""
+    """Remove ``table`` from publication ``name``. Raises ``PreflightFailed`` if the role may not alter it."""
     statement = drop_statement(name, [table])
     with source_errors("taking a table out of the publication"), connection.cursor() as cursor:
         try:
@@ -211,7 +210,7 @@ def remove_table(connection: Connection, name: str, table: TableName) -> None:
 
 
 def drop_publication(connection: Connection, name: str) -> None:
-    """Drop publication ``name``; nothing happens if there is none."""
+    """Drop publication ``name`` if it exists. Raises ``PreflightFailed`` if the role may not drop it."""
     with source_errors("dropping the publication"), connection.cursor() as cursor:
         try:
             with failpoint("source.publication_drop"):
@@ -269,10 +268,10 @@ DEFAULT_ROLE = "omnisupport_capture"
 
 
 def grants_sql(role: str, database: str, publication: str, tables: Sequence[TableContract]) -> str:
-    """Return a script for psql that makes ``role`` and gives it the least rights to capture ``tables``.
+    """Return a psql script that creates ``role`` and gives it the least rights to capture ``tables``.
 
-    It holds no password, which is set afterwards. Whoever runs the script makes the publication, so the role
-    needs neither CREATE on the database nor the ownership of a table.
+    The script contains no password; it is set afterwards. Whoever runs the script creates the publication, so
+    the role needs neither CREATE on the database nor the ownership of a table.
     """
     name = identifier(role)
     schemas = sorted({table.schema for table in tables})

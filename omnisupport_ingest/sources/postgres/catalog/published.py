@@ -1,11 +1,11 @@
-"""Detecting times in which a captured table was not published as before, by the entries of its publication.
+"""Detects that a captured table was for a time not published as before, by its entries in the publication.
 
 ``pgoutput`` decides by the catalogs as they were at each change: a change that was not published then is
-never sent, and nothing reports it later. But a table that is removed from a publication and added again gets
-a new entry there, and so does a table with a new column list or row filter; a table that was dropped and
-created again has a new oid. So the entries are recorded before a table is read, and compared at every start
-and every few seconds while capture runs. A difference is recorded as missed changes before it is reported and
-before the record takes the new state, so a crash in between loses nothing.
+never sent, and nothing reports it later. But the entries change. A table that is removed from a publication
+and added again gets a new entry, and so does a table with a new column list or row filter. A table that was
+dropped and created again has a new oid. So the entries are recorded before a table is read, and compared at
+every start and every few seconds while capture runs. A difference is first recorded as missed changes, then
+reported, and only then does the record take the new state. So a crash in between loses nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table at the source. ``relation``: its oid; ``entries``: those by which it is in the publication.
+    """A table at the source. ``relation``: its oid. ``entries``: its entries in the publication.
 
-    ``since``: an end of the WAL, read after the entries. ``certain``: the LSN up to which the last check
+    ``since``: the end of the WAL, read after the entries. ``certain``: the LSN up to which the last check
     proved that nothing had changed; None in a record of version 1.
     """
 
@@ -57,7 +57,7 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The publication of an epoch (oid and xmin) and its tables, by the names of their contracts."""
+    """The publication of an epoch (oid and xmin), and its tables by the names of their contracts."""
 
     epoch: int
     publication: str
@@ -66,7 +66,7 @@ class Published:
 
 
 class PublishedTables:
-    """The record of one epoch, in the landing folder of its source. Thread-safe."""
+    """The record of how the tables of one epoch are published, in the landing folder. Thread-safe."""
 
     def __init__(
         self,
@@ -76,11 +76,9 @@ class PublishedTables:
         contracts: Sequence[TableContract],
         requested: Callable[[], Collection[str]],
     ) -> None:
-        """``requested`` returns the tables (contract names) that will be read again; these are not
-        reported.
-        """
+        """``requested``: returns the tables (contract names) to be read again, which are not reported."""
         self.lost = LostChanges(folder, epoch)
-        """The missed changes that were found."""
+        """The missed changes found so far."""
         self._watermarks, self._written = CatalogWatermarks(), -REMEMBER_SECONDS
         self._path = _record_file(folder, epoch)
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
@@ -94,9 +92,7 @@ class PublishedTables:
             self._compare_publication(self._now(connection), self._record_missed)
 
     def begin(self, connection: Connection) -> None:
-        """Record tables that are not recorded yet, and compare the others. Raises as
-        ``require_same`` does.
-        """
+        """Record tables that are not recorded yet; compare the others. Raises as ``require_same`` does."""
         with self._lock:
             now = self._now(connection)
             self._compare(now, self._record_missed)
@@ -105,15 +101,14 @@ class PublishedTables:
                 self._write(replace(now, tables=now.tables | before))
 
     def add_tables(self, connection: Connection, contracts: Sequence[TableContract]) -> None:
-        """Record new tables, which are in the publication by now. Raises as ``require_same`` does."""
+        """Record new tables, which the publication must already contain. Raises as ``require_same`` does."""
         with self._lock:
             self._contracts += tuple(contracts)
         self.begin(connection)
 
     def accept(self, connection: Connection, names: Collection[str]) -> None:
-        """Accept the tables ``names`` as they are now; the caller then plans a snapshot of each
-        whole table.
-        """
+        """Accept the tables ``names`` as they are published now. The caller must then plan a snapshot of each
+        whole table."""
         with self._lock:
             now = self._now(connection)
             before = self._record.tables if self._record is not None else {}
@@ -125,9 +120,9 @@ class PublishedTables:
             self._write(replace(self._record or now, tables=before | taken))
 
     def require_same(self, connection: Connection, *, last: bool = False) -> None:
-        """Raise ``TableMissedChanges`` or ``GapInSource`` if changes may have gone unsent since the record.
+        """Raise ``TableMissedChanges`` or ``GapInSource`` if changes since the record may not have been sent.
 
-        ``last``: no check follows this one, so its LSN is written at once.
+        ``last``: no check follows this one, so write its LSN at once.
         """
         with self._lock:
             now = self._now(connection)
@@ -145,14 +140,14 @@ class PublishedTables:
                 self._write(record)
 
     def look(self, connection: Connection) -> None:
-        """Compare as ``require_same`` does, without writing; for callers other than capture."""
+        """Compare as ``require_same`` does, without writing. For callers other than capture."""
         with self._lock:
             self._compare(self._now(connection), _record_nothing)
 
     def require_named(self, relation: Relation, commit_lsn: int) -> None:
-        """Raise ``TableMissedChanges`` if a captured table was renamed, or another table has its name.
+        """Raise ``TableMissedChanges`` if a captured table was renamed, or if another table now has its name.
 
-        Nothing of the transaction that committed at ``commit_lsn`` has landed yet.
+        Call it before anything of the transaction that committed at ``commit_lsn`` lands.
         """
         name, at = f"{relation.schema}.{relation.table}", Lsn(commit_lsn)
         with self._lock:
@@ -164,7 +159,7 @@ class PublishedTables:
                 continue
             if at < table.since:
                 if renamed:
-                    # The catalogs do not show a name that was changed back, so it must be recorded here.
+                    # The catalogs do not show a rename that was undone, so record it here.
                     self.lost.add(contract, _renamed(name), at, page_end(table.since))
                 continue
             change = _renamed(name) if renamed else _MADE_ANEW
@@ -175,8 +170,8 @@ class PublishedTables:
     def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
         """Record that changes of the tables in ``reasons`` may be missing from now on.
 
-        Above ``landed``, the end of the chain, their changes land without keys. A table that was never read
-        is skipped.
+        ``landed``: the end of the chain; above it, the changes of these tables land without keys. Skips
+        tables that were never read.
         """
         with self._lock:
             tables = self._record.tables if self._record is not None else {}
@@ -185,7 +180,7 @@ class PublishedTables:
                     self.lost.add(name, reason, min(landed, tables[name].certain or Lsn(0)))
 
     def will_be_read(self, names: Collection[str], below: Lsn) -> None:
-        """Expect the requested snapshots of the tables ``names``; they read above ``below``.
+        """Expect the requested snapshots of the tables ``names``, which will read above ``below``.
 
         ``below``: the end of the WAL, read before each table was found to match its contract.
         """
@@ -194,7 +189,7 @@ class PublishedTables:
     def read_above(self, name: TableName, commit_lsn: int) -> bool:
         """Whether a planned or expected snapshot reads the whole table ``name`` above ``commit_lsn``.
 
-        Then no change at or below ``commit_lsn`` decides the state of the table.
+        Then no change at or below ``commit_lsn`` matters for the final state of the table.
         """
         with self._lock:
             tables = {} if self._record is None else self._record.tables
@@ -205,7 +200,7 @@ class PublishedTables:
         return True
 
     def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
-        """Return ``read_above``; if True, record the change as missed until that snapshot, for ``reason``."""
+        """Return ``read_above``. If True, record the change as missed until that snapshot, for ``reason``."""
         with self._lock:
             tables = {} if self._record is None else self._record.tables
         for contract, table in tables.items():
@@ -228,7 +223,7 @@ class PublishedTables:
         }
         if not changed:
             return
-        # Requested tables too: the stream may still be far below the position at which they are read.
+        # Also requested tables: the stream may still be far below the position at which they are read.
         record(changed)
         requested = self._requested()
         if reported := {name: change for name, change in changed.items() if name not in requested}:
@@ -251,7 +246,7 @@ class PublishedTables:
         return {contract.name for contract in self._contracts}
 
     def _now(self, connection: Connection) -> Published:
-        """Read the publication and the entries of the contracted tables from the catalogs."""
+        """Read the publication and the entries of the tables with contracts from the catalogs."""
         names = {each.table_name: each.name for each in self._contracts}
         since_15 = _SINCE_15 if connection.server_version >= 150000 else ""
         certain = self._watermarks.next(connection)
@@ -283,7 +278,7 @@ class PublishedTables:
 
 
 def recorded_tables(folder: Path, epoch: int) -> set[str]:
-    """Return the tables that a capture of ``epoch`` has known, as ``schema.table``; none before its first."""
+    """Return the tables that a capture of ``epoch`` has recorded, as ``schema.table``; none at first."""
     record = _read(_record_file(folder, epoch))
     return set() if record is None else {each.table for each in record.tables.values()}
 
@@ -338,7 +333,7 @@ _SINCE_15 = """
            WHERE NOT p.pubviaroot AND r.prpubid = p.oid AND r.prrelid <> c.oid
              AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
              AND r.prrelid IN (SELECT relid FROM pg_partition_tree(c.oid))"""
-"""Entries of whole schemas, and of partitions with a filter or column list of their own where these count."""
+"""Entries of whole schemas; and of partitions with their own filter or column list, where these apply."""
 
 
 _MADE_ANEW = "was dropped and made anew"

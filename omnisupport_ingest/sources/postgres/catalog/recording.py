@@ -1,9 +1,9 @@
-"""Recording what has changed in tables, and letting additive contracts learn, whichever way it was seen.
+"""Records what has changed in tables, and lets additive contracts learn, wherever the change was seen.
 
-What a table is now (``LiveSchema``) comes from catalogs, or from the rows themselves. It is compared with
-what was last seen; both are recorded in one step. Then a contract whose ``x-cdc.evolution`` is ``additive``
-takes new nullable columns without a person. What it may not take by itself (a column that the lake cannot
-name, personal data, NOT NULL, a type that nothing tells) is only reported.
+A table as it is now (``LiveSchema``) comes from the catalogs, or from the rows themselves. It is compared
+with what was last seen, and both are recorded in one step. Then a contract with ``x-cdc.evolution: additive``
+adds new nullable columns automatically. What it may not add automatically (a column that the lake cannot
+name, personal data, NOT NULL, an unknown type) is only reported.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def record(
     *,
     learned: LearnedColumns | None,
 ) -> tuple[SchemaChange, ...]:
-    """Record what has changed in the tables of ``contracts`` (by name) since the last look, and let the
-    additive ones learn; return the changes. ``live``: the tables that there are. ``learned``: None: no
-    contract learns.
+    """Record what has changed in the tables of ``contracts`` (by name) since the last look; return it.
+
+    ``live``: the tables that exist, by the names of their contracts. ``learned``: where additive contracts
+    learn new columns; None: no contract learns.
     """
     known = changes.tables()
     changed = {
@@ -63,7 +64,7 @@ def _is_gone(changes: SchemaChanges, name: str) -> bool:
 
 
 def in_words(change: SchemaChange) -> str:
-    """Return the change for a message, as ``column added: priority integer``."""
+    """Return the change for a message, such as ``column added: priority integer``."""
     column = f" {change.column}" if change.column is not None else ""
     if change.kind in ("column_renamed", "table_renamed", "key_changed", "table_made_anew"):
         return f"{KINDS[change.kind]}: {change.before} → {change.after}"
@@ -78,13 +79,11 @@ class LiveSchema:
     """A table as it is now: its definition (``live``), and the form in which it is recorded (``seen``)."""
 
     def __init__(self, live: LiveTable, seen: SeenTable, *, tells_defaults: bool = True) -> None:
-        """``tells_defaults``: ``seen`` says what rows have in a column that are older than it."""
+        """``tells_defaults``: ``seen`` says which value rows have in a column that was added after them."""
         self.live, self.seen, self._tells_defaults = live, seen, tells_defaults
 
     def line(self, column: str) -> dict[str, Any]:
-        """Return the contract's entry for ``column``, with the value in older rows as its default,
-        if known.
-        """
+        """Return the contract's entry for ``column``; its default is the value in older rows, if known."""
         live, seen = self.live.column(column), self.column(column)
         assert live is not None and seen is not None, "a column of this table"
         line = column_document(live, in_key=False)
@@ -98,7 +97,7 @@ class LiveSchema:
 
 
 def why_not_by_itself(schema: LiveSchema, name: str) -> str | None:
-    """Return why an additive contract does not take the new column ``name`` by itself; None if it does."""
+    """Return why an additive contract does not add the new column ``name`` automatically; None if it does."""
     live = schema.live.column(name)
     if live is None:
         return "it is not there any more"
@@ -117,7 +116,7 @@ def why_not_by_itself(schema: LiveSchema, name: str) -> str | None:
 def personal_columns_gone(contract: TableContract, schema: LiveSchema) -> tuple[str, ...]:
     """Return the personal columns of the contract that the table no longer has.
 
-    A new column may be one of them under another name, as in a copy that took the table's place.
+    A new column may be one of them under another name, for example in a copy that replaced the table.
     """
     return tuple(
         each.name
@@ -127,7 +126,7 @@ def personal_columns_gone(contract: TableContract, schema: LiveSchema) -> tuple[
 
 
 def _new_columns(changes: Iterable[SchemaChange]) -> dict[str, set[str]]:
-    """Return by table the columns that ``changes`` have added."""
+    """Return by table the columns that ``changes`` added."""
     added: dict[str, set[str]] = {}
     for change in changes:
         if change.kind == "column_added" and change.column is not None:
@@ -141,9 +140,10 @@ def learn(
     live: Mapping[str, LiveSchema],
     learned: LearnedColumns,
 ) -> None:
-    """Let additive contracts learn the recorded new columns that they may take by themselves.
+    """Let additive contracts learn the recorded new columns that they may add automatically.
 
-    One that encrypts learns none: what it does not name lands encrypted, and a column that it names readable.
+    A contract that encrypts learns none: columns that it does not name land encrypted, and a column that it
+    learned would land readable.
     """
     for name, columns in _new_columns(changes.held().changes).items():
         contract = contracts.get(name)

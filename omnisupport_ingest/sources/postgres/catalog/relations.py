@@ -1,6 +1,6 @@
-"""Tables as the catalog describes them and the publication sends them; type names; the lock of a read.
+"""Tables as the catalog describes them and the publication sends them; names of types; the lock of a read.
 
-``hold_readable`` locks a table for reading within a transaction, and waits for the lock for a bounded time.
+``hold_readable`` locks a table for reading within a transaction, and waits a limited time for the lock.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import qualified
 @dataclass(frozen=True, slots=True)
 class CatalogRelation:
     """The part of a table that a publication sends: columns, with types as ``format_type`` writes them, and
-    the rows that meet ``row_filter``, an SQL expression over any of the table's columns (None: all rows).
-    """
+    the rows that meet ``row_filter``, an SQL expression over any of the table's columns (None: all rows)."""
 
     columns: tuple[str, ...]
     types: tuple[str, ...]
@@ -47,12 +46,11 @@ class CatalogRelation:
 
 
 def read_relation(connection: Connection, publication: str, table: TableContract) -> CatalogRelation:
-    """Return the table as ``publication`` sends it, by the catalogs that the transaction of ``connection``
-    sees.
+    """Return the table as ``publication`` sends it, by the catalogs as ``connection`` sees them.
 
-    If the publication, or the table in it, does not exist yet: all columns but generated ones, and all rows.
-    ``TableUnreadable`` if the table does not exist. ``ColumnsNotSent`` if a column of the table that its
-    contract names is not sent: a snapshot would give it a value that no change could update.
+    If the publication does not exist yet, or does not contain the table yet: all columns but generated ones,
+    and all rows. Raises ``TableUnreadable`` if the table does not exist. Raises ``ColumnsNotSent`` if a
+    column that the contract names is not sent: a snapshot would give it a value that no change could update.
     """
     with source_errors(f"reading the columns of {table.full_name}"), connection.cursor() as cursor:
         cursor.execute(_relation_query(connection.server_version), (publication, table.schema, table.table))
@@ -110,7 +108,7 @@ def _relation_query(server_version: int) -> str:
 
 
 def read_storage(connection: Connection, name: TableName) -> str:
-    """Return the table's oid and file node, as one text; a rewrite of the table changes the file node."""
+    """Return the table's oid and file node as one text. A rewrite of the table changes the file node."""
     with source_errors(f"reading the file of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT c.oid, pg_relation_filenode(c.oid) FROM pg_class c"
@@ -122,7 +120,7 @@ def read_storage(connection: Connection, name: TableName) -> str:
 
 
 class TypeNames:
-    """Names of column types, each queried once; the stream sends only their oids."""
+    """Names of column types, each queried only once; the stream sends only their oids."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -141,14 +139,14 @@ class TypeNames:
 
 
 _LOCK_SECONDS = 2
-"""Seconds to wait for the lock on a table before the caller can check whether to stop."""
+"""Seconds to wait for the lock on a table. After that, the caller can check whether to stop."""
 
 
 def hold_readable(connection: Connection, table: TableContract) -> bool:
-    """Take, in the open transaction, the lock that every SELECT takes; it blocks no change of rows.
+    """In the open transaction, take the lock that every SELECT takes. It blocks no change of rows.
 
-    False if another session holds a conflicting lock; the transaction has then failed, so roll it back.
-    ``TableUnreadable`` if the table cannot be read.
+    Returns False if another session holds a conflicting lock; the transaction has then failed, so roll it
+    back. Raises ``TableUnreadable`` if the table cannot be read.
     """
     with readable(table), connection.cursor() as cursor:
         cursor.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
@@ -163,8 +161,7 @@ def hold_readable(connection: Connection, table: TableContract) -> bool:
 def readable(table: TableContract) -> Iterator[None]:
     """Turn errors that concern ``table`` alone into ``TableUnreadable``.
 
-    For example: it was dropped, a right is missing, a value cannot be written as text, its file is
-    unreadable.
+    Examples: it was dropped, a right is missing, a value cannot be written as text, its file is unreadable.
     """
     try:
         yield
@@ -185,11 +182,12 @@ _OF_ONE_TABLE = (
 )
 
 _CLASSES_OF_ONE_TABLE = ("54", "58")
-"""Operational errors that the same read would meet again (PostgreSQL manual, "PostgreSQL Error Codes"): a row
-longer than the server can send, and files that it cannot read."""
+"""Classes of operational errors that would occur again with the same read (PostgreSQL manual, "PostgreSQL
+Error Codes"): a row longer than the server can send, and files that it cannot read."""
 
 _WITHOUT_VALUES = (*_CLASSES_OF_ONE_TABLE, "XX", "55")
-"""Errors whose texts name files and row positions; others may quote a value, which the server's log has."""
+"""Classes of errors whose texts name only files and row positions. Other texts may quote a value; the
+server's log has them."""
 
 
 def _unreadable(table: TableContract, error: psycopg2.Error) -> TableUnreadable:

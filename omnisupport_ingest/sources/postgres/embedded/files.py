@@ -1,6 +1,4 @@
-"""The files of one embedded server: its folders for data and socket, chosen once and recorded, and
-its log.
-"""
+"""The files of one embedded server: its log, and its folders, which are chosen once and recorded."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ from omnisupport_ingest.sources.postgres.embedded.binaries import SHARED_FOLDER,
 
 _RECORD = "location.json"
 _LONGEST_SOCKET_PATH = 103
-"""Bytes of a socket's path: 107 on Linux, 103 on macOS (``sun_path`` without its end)."""
+"""Largest length of a socket's path in bytes: 107 on Linux, 103 on macOS (``sun_path`` without NUL)."""
 
 PORT = 5432
-"""Only part of the socket's name: nothing listens on TCP."""
+"""Used only in the socket's name: nothing listens on TCP."""
 
 _SOCKET_NAME = f".s.PGSQL.{PORT}"
 
@@ -52,9 +50,8 @@ class _Record:
 
 @dataclass(frozen=True)
 class Location:
-    """The folders of one server. ``base`` holds the data folder and the configuration; ``socket``: the folder
-    of the socket; ``shared``: this server's part of the folder that only root writes.
-    """
+    """The folders of one server. ``base``: contains the data folder and the configuration. ``socket``: the
+    folder of the socket. ``shared``: this server's part of the folder that only root writes to."""
 
     base: Path
     socket: Path
@@ -66,20 +63,23 @@ class Location:
 
     @property
     def programs(self) -> Path:
-        """Where the programs are copied to if the server's user cannot reach those of the wheel.
+        """The folder for a copy of the programs, used if the server's user cannot reach those of the wheel.
 
-        Never in the home: root makes the copy, and no other user may change its path.
+        Never in the home: root makes the copy, and no other user may change anything on its path.
         """
         return self.shared / "programs"
 
     @classmethod
     def read(cls, folder: Path) -> Location | None:
-        """Return the location recorded in ``folder``, or None if no server was made there."""
+        """Return the location recorded in ``folder``; None if no server was made there.
+
+        Raises ``LocationUnusable`` if the record cannot be read.
+        """
         record = folder / _RECORD
         try:
             content = read_note(_Record, record)
             if _NAME.fullmatch(content.name) is None:
-                # It is part of a path below which everything of the server is removed.
+                # It is part of a path below which ``remove`` deletes everything.
                 raise FieldProblem("name", "is no name that was given to a server")
             return cls._of(folder, name=content.name, outside=content.outside)
         except FileNotFoundError:
@@ -94,10 +94,10 @@ class Location:
 
     @classmethod
     def choose(cls, folder: Path, uid: int) -> Location:
-        """Choose and record folders that ``uid`` can reach, in ``folder`` itself where possible.
+        """Choose and record folders that ``uid`` can reach, in ``folder`` itself if possible.
 
-        A folder outside has a random name, not one made from ``folder``: a home that is moved keeps its data,
-        and a new home under the old path never finds another's.
+        A folder outside has a random name, not one derived from ``folder``. So a home that is moved keeps its
+        data, and a new home under the old path never finds the data of another. Raises ``LocationUnusable``.
         """
         outside = uid != os.geteuid() and not reachable(folder / "data", uid)
         name = uuid.uuid4().hex[:16]
@@ -112,8 +112,8 @@ class Location:
                     fix="Set OMNISUPPORT_HOME to a folder that another user owns, run as that user, or "
                     "set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
                 ) from error
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         durable.replace(folder / _RECORD, encode(_Record(name, outside)))
         return location
 
@@ -127,11 +127,11 @@ class Location:
         return cls(base, socket, shared)
 
     def remove(self) -> None:
-        """Remove data, configuration, socket and programs. The folder that holds the record stays."""
+        """Remove data, configuration, socket and programs. The folder with the record stays."""
         for path in (self.socket, self.data, self.base / "data.new", self.programs):
             if path.is_dir() and not path.is_symlink():
-                # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and
-                # renamed into it.
+                # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its
+                # final path, then renamed.
                 shutil.rmtree(path)
         (self.base / "server.conf").unlink(missing_ok=True)
         if self.shared.is_dir():
@@ -142,14 +142,14 @@ class Location:
 
 
 def make_private_folder(path: Path, uid: int) -> None:
-    """Make ``path``, owned by ``uid`` and closed to others; use an existing one only if it is just that.
+    """Make ``path``, owned by ``uid`` and closed to others. If it exists already, it must be exactly that.
 
-    Raises ``LocationUnusable`` otherwise: ``/tmp`` is open to everyone, so somebody else may have made a
+    Raises ``LocationUnusable`` if it is not: ``/tmp`` is open to everyone, so somebody else may have made a
     folder or link of that name.
     """
     try:
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         path.mkdir(mode=0o700)
         if uid != os.geteuid():
             os.chown(path, uid, -1)
@@ -168,25 +168,23 @@ _TAIL_BYTES = 2000
 
 
 class ServerLog:
-    """The server's log, of bounded size: the file at ``path``, and older parts ``path.1`` (newest) to
-    ``path.3``.
-    """
+    """The server's log, of limited size: the file ``path``, older parts ``path.1`` (newest) to ``path.3``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def open(self) -> BinaryIO:
-        """Open the log for appending, owner-only; the server keeps this file open for its whole life."""
+        """Open the log for appending, for its owner only. The server keeps it open as long as it runs."""
         # No failpoint: logs.
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
 
     def rotate(self) -> None:
-        """Move a log above 10 MiB to ``.1`` by copying, then empty it.
+        """Copy a log above 10 MiB to ``.1``, then empty it.
 
-        The server still has the file open and appends at the new end. A line written between copy and
-        emptying is lost, as the server is not restarted. If the copy fails, for example on a full disk, the
-        log stays as it is: a log must not keep the server from starting.
+        The server still has the file open and appends at the new end. A line written between copying and
+        emptying is lost, because the server is not restarted. If the copy fails, for example because the disk
+        is full, the log stays as it is: a log must not prevent the server from starting.
         """
         with suppress(OSError):
             self._rotate()
@@ -202,13 +200,13 @@ class ServerLog:
         try:
             shutil.copy(self.path, self._part(1))
         except OSError:
-            # A partial copy would take the space that is missing.
+            # A partial copy would use up disk space, which is what is missing.
             self._part(1).unlink(missing_ok=True)
             raise
         os.truncate(self.path, 0)
 
     def tail(self) -> str:
-        """Return the last lines of the log, about 2,000 bytes."""
+        """Return the end of the log, about 2,000 bytes."""
         if not self.path.exists():
             return ""
         content = self.path.read_bytes()[-_TAIL_BYTES:]

@@ -1,13 +1,13 @@
-"""A PostgreSQL server of our own, so that the platform runs where none is installed.
+"""A PostgreSQL server of our own, so that the platform runs where no server is installed.
 
-One folder describes it, and one lock in that folder serialises starting, stopping and removing it. Whether
-the server runs is read from the operating system, never recorded. It listens on a Unix socket only. Only its
-own user and root may enter the socket's folder; this is the authentication.
+One folder describes the server, and one lock in that folder serialises starting, stopping and removing it.
+Whether the server runs is read from the operating system, never recorded. It listens only on a Unix socket.
+Only its own user and root may enter the socket's folder; this is the authentication.
 
-PostgreSQL refuses to run as root. Started by root, the server runs as the owner of ``folder``, or
-as ``postgres`` or ``nobody``. If that user cannot enter ``folder`` (a home of root is closed to
-others), the data goes to ``/var/lib/omnisupport-ingest/<random>``, and so does a copy of the programs
-if it cannot reach them; ``location.json`` in ``folder`` records it, and ``destroy`` removes it.
+PostgreSQL refuses to run as root. If root starts the server, it runs as the owner of ``folder``, or as
+``postgres`` or ``nobody``. If that user cannot enter ``folder`` (the home of root is closed to others), the
+data goes to ``/var/lib/omnisupport-ingest/<random>``. If the user cannot reach the programs either, a copy of
+them goes there too. ``location.json`` in ``folder`` records this, and ``destroy`` removes it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _PID = re.compile(r"[0-9]{1,9}")
 
 
 def live_postmaster(data: Path) -> int | None:
-    """Return the pid in ``postmaster.pid`` if that process is a server at work in ``data``, else None.
+    """Return the pid in ``postmaster.pid`` if that process is a server that works in ``data``, else None.
 
-    Process ids are reused (in a container the same few, at every start) and a killed child may stay as a
-    zombie, so the pid alone proves nothing; the working folder of a server is its data folder.
+    The pid alone proves nothing: process ids are reused (in a container the same few, at every start), and a
+    killed child may stay as a zombie. But the working folder of a server is its data folder.
     """
     try:
         first = read_file(data / "postmaster.pid").decode().split("\n", 1)[0].strip()
@@ -65,14 +65,14 @@ def _works_in(pid: int, data: Path) -> bool:
 
 
 def any_at_work(data: Path) -> bool:
-    """Whether any process works in ``data``: the server or, after its death, one of its sessions."""
+    """Whether any process works in ``data``: the server, or one of its sessions that outlived it."""
     return any(_works_in(pid, data) for pid in psutil.pids())
 
 
 def remove_stale_locks(data: Path, socket: Path) -> None:
-    """Remove the lock files of a dead server whose pid another process has now.
+    """Remove the lock files of a dead server whose pid now belongs to another process.
 
-    PostgreSQL would take that process for a server. Safe only when no process works in the data.
+    PostgreSQL would take that process for a server. Call it only if no process works in ``data``.
     """
     for lock in (data / "postmaster.pid", *socket.glob(".s.PGSQL.*.lock")):
         # No failpoint: locks of a server that is dead.
@@ -80,14 +80,14 @@ def remove_stale_locks(data: Path, socket: Path) -> None:
 
 
 DATABASE = "support"
-"""The default database, which ``start`` makes if it does not exist."""
+"""The default database; ``start`` creates it if it does not exist."""
 
 _OTHER_DATABASES = {"social": "social"}
-"""Sources with a database of their own."""
+"""Sources that have their own database."""
 
 
 def database_of(source: str) -> str:
-    """Return the name of the database that ``source`` has on an embedded server."""
+    """Return the name of the database of ``source`` on an embedded server."""
     return _OTHER_DATABASES.get(source, DATABASE)
 
 
@@ -140,10 +140,10 @@ class NotEnoughSpace(EmbeddedPostgresError):
 
 
 class EmbeddedPostgres:
-    """The server whose data belongs to ``folder``; nothing happens before ``start``.
+    """The server whose data belongs to ``folder``. Nothing happens before ``start``.
 
     ``logs``: folder of ``postgres.log`` and its older parts (default: ``folder``). ``version``: major version
-    of a new server; existing data keeps its version. ``database``: the one made for the source.
+    of a new server; existing data keeps its version. ``database``: created for the source.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running server (its postmaster), or None."""
+        """Process id of the running server (its postmaster); None if it is not running."""
         location = Location.read(self.folder)
         return live_postmaster(location.data) if location else None
 
@@ -172,7 +172,8 @@ class EmbeddedPostgres:
     def dsn(self, dbname: str | None = None) -> str:
         """Return the libpq connection string of ``dbname`` as superuser; None means ``database``.
 
-        It stays the same over restarts. Raises ``EmbeddedPostgresError`` if the server was never started.
+        The string stays the same over restarts. Raises ``EmbeddedPostgresError`` if the server was never
+        started.
         """
         location = Location.read(self.folder)
         if location is None:
@@ -187,14 +188,14 @@ class EmbeddedPostgres:
         return dsn
 
     def start(self) -> None:
-        """Return once the server accepts connections and has its database.
+        """Start the server; return when it accepts connections and has its database.
 
-        Makes the data on first use; does nothing if the server runs; recovers by itself from a
+        Creates the data on first use. Does nothing if the server is running. Recovers automatically from a
         server that was killed. Raises ``EmbeddedPostgresError`` with the end of the log if it fails,
         ``NotEnoughSpace``, or ``PostgresNotBundled``.
         """
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked_folder(self.folder):
             self._log.rotate()
@@ -202,7 +203,7 @@ class EmbeddedPostgres:
             location = Location.read(self.folder) or Location.choose(self.folder, user.pw_uid)
             if not location.data.exists():
                 self._make_data(location, user)
-            # A server that was just killed may still look alive: only an answer counts.
+            # A server that was just killed may still look alive, so only an answer counts.
             deadline = time.monotonic() + _ANSWER_SECONDS
             while True:
                 if live_postmaster(location.data) is None:
@@ -218,8 +219,8 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Shut down fast: end the sessions, flush, and return when the server is gone.
 
-        Waits for connected replication readers to confirm what they received, as PostgreSQL does;
-        a reader that never confirms is cut off after two minutes. Does nothing if nothing runs.
+        Waits, as PostgreSQL does, until connected replication readers have confirmed what they received; a
+        reader that never confirms is cut off after two minutes. Does nothing if no server is running.
         """
         if not self.folder.is_dir():
             return
@@ -228,7 +229,7 @@ class EmbeddedPostgres:
             self._log.rotate()
 
     def destroy(self) -> None:
-        """Stop at once and remove the data, the socket and ``folder``, wherever they are."""
+        """Stop immediately, and remove the data, the socket and ``folder``, wherever they are."""
         if not self.folder.is_dir():
             return
         with locked_folder(self.folder):
@@ -236,12 +237,12 @@ class EmbeddedPostgres:
             location = Location.read(self.folder)
             if location is not None:
                 location.remove()
-            # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed
-            # into it.
+            # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+            # path, then renamed.
             shutil.rmtree(self.folder)
 
     def _make_data(self, location: Location, user: pwd.struct_passwd) -> None:
-        """Run initdb beside the final place and rename: a half-made folder is never started."""
+        """Run initdb beside the final folder, then rename: so a half-made folder is never started."""
         if not location.base.is_dir():
             raise EmbeddedPostgresError(
                 f"{location.base}, which {self.folder} names as the place of its data, is gone.",
@@ -257,8 +258,8 @@ class EmbeddedPostgres:
         programs = binaries.programs(self._version, user.pw_uid, location.programs)
         draft = location.base / "data.new"
         if draft.exists():
-            # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed
-            # into it.
+            # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+            # path, then renamed.
             shutil.rmtree(draft)
         make_private_folder(draft, user.pw_uid)
         status = self._run(
@@ -278,8 +279,8 @@ class EmbeddedPostgres:
         programs = binaries.programs(version, user.pw_uid, location.programs)
         make_private_folder(location.socket, user.pw_uid)
         configuration = location.base / "server.conf"
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         configuration.write_text(_CONFIGURATION.format(port=PORT, socket_folder=location.socket))
         configuration.chmod(0o644)
         options = f"-c config_file={shlex.quote(str(configuration))}"
@@ -287,8 +288,8 @@ class EmbeddedPostgres:
             *(programs / "pg_ctl", "start", "--silent", "--wait", "--timeout", str(_START_SECONDS)),
             *("--pgdata", location.data, "--options", options),
         ]
-        # Sessions of a killed server end by themselves, a moment after it; until then the data is
-        # theirs, and starting over them would corrupt it.
+        # Sessions of a killed server end by themselves, a moment after it. Until then they use the data, and
+        # starting another server would corrupt it.
         _wait_for(lambda: not any_at_work(location.data), _LINGER_SECONDS)
         if not any_at_work(location.data):
             remove_stale_locks(location.data, location.socket)
@@ -301,8 +302,8 @@ class EmbeddedPostgres:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT FROM pg_database WHERE datname = %s", (self.database,))
                 if cursor.fetchone() is None:
-                    # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and
-                    # renamed into it.
+                    # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside
+                    # its final path, then renamed.
                     cursor.execute(f"CREATE DATABASE {identifier(self.database)}")
 
     def _end(self, how: signal.Signals) -> None:
@@ -324,9 +325,9 @@ class EmbeddedPostgres:
             )
 
     def _run(self, user: pwd.struct_passwd, command: Sequence[str | Path]) -> int:
-        """Run a PostgreSQL program as ``user``, apart from this process: session, files, variables.
+        """Run a PostgreSQL program as ``user``, isolated from this process; return its exit code.
 
-        The log is opened here and handed down, so it may lie where ``user`` cannot go.
+        The log is opened here and passed on, so it may be in a folder that ``user`` cannot enter.
         """
         other = user.pw_uid != os.geteuid()
         with self._log.open() as log:
@@ -367,7 +368,7 @@ class EmbeddedPostgres:
 
 
 def _server_user(folder: Path) -> pwd.struct_passwd:
-    """Return the user that the server runs as: this one, or, for root, a user without rights."""
+    """Return the user that the server runs as: the current user, or, for root, an unprivileged user."""
     uid = os.geteuid()
     if uid == 0:
         uid = _owner_of_data(folder)

@@ -1,6 +1,6 @@
-"""Preflight: whether the source is set up for capture, with the SQL that repairs each finding.
+"""Preflight: checks whether the source is set up for capture. Each finding has the SQL that repairs it.
 
-``preflight`` changes nothing at the source; ``require_ready`` turns its findings into one error.
+``preflight`` changes nothing at the source. ``require_ready`` turns its findings into one error.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def preflight(
     slot: ExpectedSlot,
     slot_wait_seconds: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Return every finding about the source at ``dsn``, the worst first; change nothing there.
+    """Return every finding about the source at ``dsn``, the worst first. Changes nothing there.
 
-    Needs no right beyond connecting. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable`` if even
-    that fails.
+    Needs no right except to connect. ``slot_wait_seconds``: how long to wait for a slot of ours that is still
+    being read. Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable`` if connecting fails.
     """
     connection = connect(dsn)
     try:
@@ -58,7 +58,7 @@ def preflight_tables(
 ) -> tuple[Finding, ...]:
     """Return every finding about ``tables`` alone, and about ``publication`` as far as it concerns them.
 
-    For tables that are added to a running capture. Raises ``SourceUnavailable``.
+    Used for tables that are added to a running capture. Raises ``SourceUnavailable``.
     """
     with source_errors("checking tables of the source"):
         (role,) = one_row(connection, "SELECT current_user::text")
@@ -77,7 +77,7 @@ def _findings(
     yield from session_findings(connection)
     yield from server_findings(connection, slot.name)
     rights = list(right_findings(connection))
-    # Without the right the connection is refused as well, which need not be reported twice.
+    # Without the right, the connection is refused too. One finding is enough.
     yield from rights or replication_findings(dsn)
     yield from _of_tables(connection, tables, publication, role)
     yield from slot_findings(connection, slot, slot_wait_seconds)

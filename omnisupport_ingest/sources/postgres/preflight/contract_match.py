@@ -1,8 +1,8 @@
-"""Differences between a contract and its table, found before capture starts.
+"""Finds differences between a contract and its table before capture starts.
 
-A difference blocks if a value cannot be what the contract says, or if two rows would be taken for one. A
-stricter rule than the source has may be meant, so it is only a warning. A column that no contract names never
-blocks: it stays in the raw layers.
+A difference blocks if values cannot be what the contract says, or if two rows would be taken for one. A rule
+that is stricter than the source may be intended, so it is only a warning. A column that the contract does not
+name never blocks: its values stay in the raw layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 
 
 def contract_findings(contract: TableContract, table: LiveTable | None) -> Iterator[Finding]:
-    """Yield every difference between ``contract`` and ``table``; ``table``: None if the source has none.
+    """Yield every difference between ``contract`` and ``table`` (None: the source has no such table).
 
     ``read_live_tables`` reads the tables of all contracts at once.
     """
@@ -134,7 +134,7 @@ def _of_key(contract: TableContract, table: LiveTable) -> Iterator[Finding]:
             )
     primary = table.primary_key
     if primary is not None and primary.deferrable:
-        # A deferrable key is no replica identity either; one finding covers both.
+        # A deferrable key is no replica identity either. One finding covers both.
         yield Finding(
             "deferrable_key",
             f"The primary key of {contract.full_name} is deferrable: two rows may share a key for a time, "
@@ -167,7 +167,7 @@ def _not_unique(contract: TableContract, table: LiveTable, name: str, listed: st
         f"Write the primary key of {contract.full_name} as key in {contract.path}"
         + (f" ({', '.join(table.primary_key.columns)})" if table.primary_key else "")
         + f", or: CREATE UNIQUE INDEX ON {name} ({listed});",
-        # Replica identity FULL is often chosen where a key is known to be unique without an index.
+        # Replica identity FULL is often chosen for a key that is known to be unique without an index.
         Severity.WARNS if table.replica_identity == "f" else Severity.BLOCKS,
     )
 

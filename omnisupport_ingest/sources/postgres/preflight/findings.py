@@ -11,23 +11,23 @@ from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, 
 
 
 class Severity(StrEnum):
-    """How much a finding matters, the worst first."""
+    """How serious a finding is; the worst comes first."""
 
     BLOCKS = "blocks"
-    """Capture would fail, or would capture something else than the table."""
+    """Capture would fail, or would capture something other than the table."""
     WARNS = "warns"
-    """Capture works, and may be stopped by it later."""
+    """Capture works, but this may stop it later."""
     NOTES = "notes"
     """Worth knowing; nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact about the source. ``fix`` is SQL, or what to do besides SQL; empty for most notes.
+    """One fact about the source. ``fix``: SQL, or an instruction; empty for most notes.
 
-    ``raises``: the error that is raised if only findings of this kind block. ``table``: the contract's name,
-    if the finding is about one table alone, so that the others can be captured. ``column``: the column that
-    the contract names and the table does not have, or has with another type.
+    ``raises``: the class of the error if only findings with this class block. ``table``: the contract's name,
+    if the finding concerns only one table, so that the others can be captured. ``column``: the column that
+    the contract names, if the table lacks it or has it with another type.
     """
 
     check: str
@@ -40,7 +40,7 @@ class Finding:
 
 
 def taken_slot(check: str, error: IngestError) -> Finding:
-    """Return the finding for a slot that somebody else has."""
+    """Return the finding for a slot that somebody else uses or has created."""
     return Finding(check, error.problem, error.fix, raises=SlotInUse)
 
 
@@ -50,9 +50,9 @@ def blocking(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def require_ready(findings: Iterable[Finding]) -> None:
-    """Raise one error with every blocking finding and every fix, if there are any.
+    """Raise one error with every blocking finding and every fix, if there are blocking findings.
 
-    ``PreflightFailed``, or ``SlotInUse`` if nothing but the slot blocks.
+    Raises ``PreflightFailed``, or the class in ``Finding.raises`` if all blocking findings share it.
     """
     problems = blocking(findings)
     if not problems:

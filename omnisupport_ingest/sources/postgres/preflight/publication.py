@@ -1,8 +1,8 @@
-"""Whether the publication sends every change of every contracted table, or capture may make it do so.
+"""Checks whether the publication sends every change of every table with a contract, or capture may fix it.
 
-PostgreSQL refuses the application's updates and deletes if a row filter reads a column outside of the
-replica identity, or if a column list leaves out a part of it. It checks that at each update and delete, not
-when the table is published.
+PostgreSQL refuses the application's updates and deletes if a row filter uses a column outside the replica
+identity, or if a column list leaves out a part of it. It checks this at each update and delete, not when the
+table is published.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 def refused_writes(
     connection: Connection, publication: str, contract: TableContract, table: SourceTable, unlist: str
 ) -> Iterator[Finding]:
-    """Yield a warning for ``table``, or each partition of it, whose writes PostgreSQL refuses. For 15 and
-    newer.
+    """Yield a warning for ``table``, or for each of its partitions, whose writes PostgreSQL refuses.
 
-    ``unlist``: the SQL that publishes the table without a column list.
+    For PostgreSQL 15 and newer. ``unlist``: the SQL that publishes the table without a column list.
     """
     with connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
@@ -52,7 +51,7 @@ def refused_writes(
                 "refused_writes",
                 f"{refuses} as the row filter in publication {publication} is about {', '.join(beyond)}, "
                 "which is not in the replica identity.",
-                # A column list excludes replica identity FULL.
+                # A column list and replica identity FULL exclude each other.
                 f"{'' if listed is None else f'{unlist} '}"
                 f"ALTER TABLE {qualified(schema, name)} REPLICA IDENTITY FULL;",
                 Severity.WARNS,
@@ -69,7 +68,7 @@ def refused_writes(
             )
 
 
-# Only the stored expression of a filter says which columns it reads.
+# Only the stored expression of a filter shows which columns it uses.
 _IDENTITIES = r"""
 SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        ARRAY(SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid
@@ -90,11 +89,11 @@ ORDER BY 1, 2
 
 
 Tables = Mapping[TableContract, SourceTable]
-"""The contracted tables that exist and can be published."""
+"""The tables with contracts that exist and can be published."""
 
 
 def publication_findings(connection: Connection, name: str, tables: Tables, role: str) -> Iterator[Finding]:
-    """Yield what is wrong with publication ``name`` for ``tables``."""
+    """Yield what is wrong with publication ``name`` for ``tables``. ``role``: for messages."""
     publication = read_publication(connection, name)
     if publication is None:
         yield from _missing(connection, name, tables, role)
@@ -167,7 +166,7 @@ def _uncovered(publication: Publication, tables: Tables, role: str) -> Iterator[
 
 
 def _of_partitions(publication: Publication, contract: TableContract) -> Iterator[Finding]:
-    """Check partitions that are sent under their own names: each must be listed as its root is."""
+    """Check partitions sent under their own names: none may have its own row filter or column list."""
     differing = publication.roots.get(contract.table_name, ())
     if differing:
         listed = ", ".join(f"{schema}.{table}" for schema, table in differing)
@@ -184,7 +183,7 @@ def _of_partitions(publication: Publication, contract: TableContract) -> Iterato
 def _of_table(
     connection: Connection, publication: Publication, contract: TableContract, table: SourceTable
 ) -> Iterator[Finding]:
-    """Check column list and row filter: what they leave out is not read, so no contract may name it."""
+    """Check column list and row filter. What they leave out is not read, so the contract must not name it."""
     published = publication.tables.get(contract.table_name)
     if published is None:
         return
@@ -208,7 +207,7 @@ def _of_table(
         return
     yield from refused_writes(connection, publication.name, contract, table, anew)
     unsent = [each.name for each in contract.source_columns if each.name not in published.columns]
-    # The comparison of contract and table reports a column that the table itself lacks.
+    # If the table itself lacks a column, the comparison with the contract reports it.
     unsent = [each for each in unsent if each in table.not_null]
     if unsent:
         yield Finding(

@@ -1,4 +1,4 @@
-"""Whether the server is set up for logical decoding, with capacity for one more reader and a free slot.
+"""Checks whether the server can do logical decoding, has capacity for one more reader, and has the slot free.
 
 The session must be with PostgreSQL itself, not with a pooler, and a replication connection must be possible.
 The slot must not exist, or must be ours.
@@ -41,7 +41,8 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
             "session, or refuses replication.",
             to_postgres,
         )
-    # A pooler may accept the settings of a connection and forget them; DateStyle has a second part.
+    # A pooler may accept the settings of a connection and forget them. DateStyle has a second part, which is
+    # ignored.
     changed = [
         name
         for name, value in (VALUE_SETTINGS | QUOTING_SETTINGS).items()
@@ -57,7 +58,7 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
 
 
 def replication_findings(dsn: str) -> Iterator[Finding]:
-    """Yield a finding if no replication connection can be opened; a rule or a pooler may forbid it."""
+    """Yield a finding if no replication connection can be opened. A rule or a pooler may prevent it."""
     try:
         connection = connect_replication(dsn)
     except (SourceRefused, SourceUnavailable) as error:
@@ -71,20 +72,19 @@ def replication_findings(dsn: str) -> Iterator[Finding]:
 
 
 OLDEST_VERSION = 13
-"""The first version with ``publish_via_partition_root`` and the slot's ``wal_status``."""
+"""The first version with ``publish_via_partition_root`` and with the slot's ``wal_status``."""
 
 _PUBLICATION_FIX = {13: "14.18", 14: "14.18", 15: "15.13", 16: "16.9", 17: "17.5"}
 """By major version, the first release in which open transactions notice a changed publication (release notes
-of May 2025, logical replication). From 18 on every release does.
-"""
+of May 2025, logical replication). Since version 18, every release does."""
 
 _RESTART = "-- then restart PostgreSQL"
 SUGGESTED_LIMIT = "50GB"
-"""Suggested for ``max_slot_wal_keep_size`` where none is set: an order of magnitude, not a measurement."""
+"""Suggested for ``max_slot_wal_keep_size`` if none is set. An order of magnitude, not a measurement."""
 
 
 def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
-    """Yield what is wrong with the server itself. ``slot``: ours, which does not count as somebody else's."""
+    """Yield what is wrong with the server itself. ``slot``: the name of ours, which is not counted."""
     if connection.server_version < OLDEST_VERSION * 10_000:
         yield Finding(
             "server_version",
@@ -111,7 +111,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
             "The database has the encoding SQL_ASCII, so its text cannot be read as UTF-8 with certainty.",
             "Dump the database and restore it into one created with ENCODING 'UTF8'.",
         )
-    # Capture keeps one slot; a snapshot and a comparison each need another for a short time.
+    # Capture keeps one slot. A snapshot and a comparison each need another one for a short time.
     yield from _headroom(
         connection,
         "max_replication_slots",
@@ -126,7 +126,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
 
 
 def minor_findings(version: int) -> Iterator[Finding]:
-    """Yield known data losses of the release ``version``, a number as ``server_version_num``."""
+    """Yield known data losses of the release ``version``, a number like ``server_version_num``."""
     major, minor = divmod(version, 10_000)
     fixed = _PUBLICATION_FIX.get(major)
     if fixed is not None and (major, minor) < tuple(map(int, fixed.split("."))):
@@ -141,7 +141,7 @@ def minor_findings(version: int) -> Iterator[Finding]:
 
 
 def right_findings(connection: Connection) -> Iterator[Finding]:
-    """Yield a finding if this role may not replicate."""
+    """Yield a finding if this role may not use replication."""
     user, may_replicate, on_rds = one_row(
         connection,
         "SELECT rolname::text, rolreplication OR rolsuper OR EXISTS (SELECT FROM pg_roles cloud"
@@ -175,7 +175,7 @@ def _headroom(connection: Connection, setting: str, used_query: str) -> Iterator
 
 
 def _retention(connection: Connection) -> Iterator[Finding]:
-    """Yield findings about settings that limit how long the server keeps WAL for an unread slot."""
+    """Yield findings about settings for how long the server keeps WAL for an unread slot."""
     limit, idle = one_row(
         connection,
         "SELECT current_setting('max_slot_wal_keep_size'),"
@@ -203,8 +203,8 @@ def _retention(connection: Connection) -> Iterator[Finding]:
 def slot_findings(connection: Connection, expected: ExpectedSlot, wait_seconds: float) -> Iterator[Finding]:
     """Yield what prevents the use of the slot.
 
-    A slot of ours that is being read is checked again for ``wait_seconds``: the server may notice only after
-    a moment that a reader has died.
+    If a slot of ours is being read, wait up to ``wait_seconds``: the server may need a moment to notice that
+    a reader has died.
     """
     slot = slot_facts(connection, expected.name)
     if slot is None:

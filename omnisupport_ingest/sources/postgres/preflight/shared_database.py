@@ -1,8 +1,8 @@
-"""Whether sources that share one database capture each table by one slot alone.
+"""Checks that sources that share a database capture each table by only one slot.
 
-A table in two publications would land in both chains; so would one that was moved to another slot and is
-still in the publication of the first. If the sources read different databases, their shared watermark would
-be wrong.
+A table in two publications would land in both chains. So would a table that was moved to another slot but is
+still in the publication of the first. If the sources actually read different databases, their shared
+watermark would be wrong.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from omnisupport_ingest.sources.postgres.session.server import server_facts
 
 
 def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
-    """Return a finding for each thing that only one of the sources of a database may have, and two have.
+    """Return a finding for each thing that two sources of a database have although only one may.
 
-    Empty for a source without a shared database. ``settings``: of the source that ``dsn`` connects to. Raises
+    Empty for a source that shares no database. ``settings``: of the source that ``dsn`` connects to. Raises
     ``SourceRefused`` or ``SourceUnavailable``.
     """
     database, contracts = _database(settings)
@@ -46,10 +46,9 @@ def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...
 def shared_table_findings(
     connection: Connection, settings: Settings, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Return a finding for each of ``tables`` that another source of the database has a contract for, or
-    publishes.
+    """Return a finding for each of ``tables`` that another source of the database contracts or publishes.
 
-    For tables that are added to a running capture.
+    Used for tables that are added to a running capture.
     """
     database, contracts = _database(settings)
     if database is None:
@@ -70,7 +69,7 @@ def shared_table_findings(
 def _database(settings: Settings) -> tuple[Database | None, Contracts]:
     definitions = load_sources(sources_folder(settings))
     if not any(each.name == settings.source and each.database is not None for each in definitions):
-        # Contracts need not be read for the many that share no database.
+        # Most sources share no database; for them the contracts need not be read.
         return None, Contracts(())
     contracts = contracts_in_force(settings)
     found = databases(definitions, contracts)
@@ -78,13 +77,13 @@ def _database(settings: Settings) -> tuple[Database | None, Contracts]:
 
 
 def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Finding]:
-    """Yield a finding for each source that captures another database than the one of ``dsn``."""
+    """Yield a finding for each source that captures another database than the one at ``dsn``."""
     here = None
     for other in database.others(settings.source):
         try:
             epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
         except (IngestError, OSError):
-            # The other source reports a fault of its landing when it starts.
+            # When the other source starts, it reports the fault of its landing itself.
             continue
         if epoch is None or epoch.facts is None:
             continue
@@ -103,7 +102,7 @@ def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Fin
 def _published_by_both(
     connection: Connection, settings: Settings, other: SourceDefinition, contracts: Contracts
 ) -> Iterator[Finding]:
-    """Yield a finding for each table of one source that the publication of the other has, too."""
+    """Yield findings if the publication of one of the two sources publishes tables of the other."""
     own = settings.source
     yield from _doubled(connection, settings.publication, own, other.name, contracts.of_source(other.name))
     yield from _doubled(connection, other.log.publication, other.name, own, contracts.of_source(own))
@@ -112,7 +111,7 @@ def _published_by_both(
 def _doubled(
     connection: Connection, publication: str | None, sender: str, own: str, tables: Sequence[TableContract]
 ) -> Iterator[Finding]:
-    """Yield a finding if the ``publication`` of ``sender`` has some of ``tables``, which are of ``own``."""
+    """Yield a finding if ``publication`` of ``sender`` publishes some of ``tables``, which ``own`` has."""
     published = read_publication(connection, publication) if publication is not None else None
     if published is None:
         return

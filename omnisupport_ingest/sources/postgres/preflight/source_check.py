@@ -1,6 +1,6 @@
-"""The preflight of the configured source together with its home: its slot, chain, landed keys and identity.
+"""Checks the configured source together with its home: its slot, chain, landed keys and identity.
 
-``continuity_findings`` requires the same proof as a start of capture.
+``continuity_findings`` requires the same proof as a start of capture does.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotReques
 
 
 def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """Return a finding for each table whose contract has other key columns than its landed events, or in
-    another order.
+    """Return a finding for each table whose contract and landed events differ in key columns or their order.
 
-    An event carries only the values of its key: under another key they would be those of other rows.
+    An event contains only the values of its key. Read with another key, they would belong to other rows.
     """
     landed: dict[TableName, tuple[str, ...]] = {}
     for batch in _describing_batches(store):
@@ -57,9 +56,8 @@ def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) ->
 
 
 def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
-    """Yield batches that describe tables, newest first: the end of the stream, the first chunk of each
-    finished snapshot.
-    """
+    """Yield batches that describe tables, newest first: the last batch of the stream, then the first chunk of
+    each finished snapshot."""
     epoch = store.current_epoch()
     last = store.last_stream_until(epoch.number) if epoch is not None else None
     if last is not None:
@@ -87,7 +85,7 @@ def _other_key(table: TableContract, landed: tuple[str, ...]) -> Finding:
 def published_findings(
     connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
 ) -> Iterator[Finding]:
-    """Yield a finding if a start of capture would fail because changes may have gone unsent."""
+    """Yield a finding if a start of capture would fail because changes may not have been sent."""
     epoch = store.current_epoch()
     if epoch is None:
         return
@@ -104,7 +102,7 @@ def published_findings(
 def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
     """Yield the gap, if there is one; nothing for a home without an epoch from a server.
 
-    Correct while a capture runs as well. Raises ``SourceRefused`` or ``SourceUnavailable``.
+    Also correct while a capture is running. Raises ``SourceRefused`` or ``SourceUnavailable``.
     """
     epoch = store.current_epoch()
     if epoch is None or epoch.facts is None:
@@ -112,7 +110,7 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
     server = server_facts(dsn)
     connection = connect(dsn)
     try:
-        # In this order: a running capture lands first and confirms after, and the WAL is ahead of both.
+        # The order matters: a running capture first lands and then confirms, and the WAL is ahead of both.
         slot = slot_facts(connection, epoch.facts.slot)
         chain = end_of_chain(store, epoch)
         flushed = wal_clock(connection).flushed
@@ -124,11 +122,11 @@ def continuity_findings(dsn: str, store: LandingStore) -> Iterator[Finding]:
 
 
 NO_PROOF = {"standby", "replication_right", "replication_connection", "server_version"}
-"""Findings that must be repaired before the server can be asked for the proof of continuity."""
+"""Findings that must be repaired before the server can give the proof of continuity."""
 
 
 def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract, ...]:
-    """Return the contracts of ``source``; ``IngestError`` if there are none."""
+    """Return the contracts of ``source``. Raises ``IngestError`` if there are none."""
     tables = contracts.of_source(source)
     if not tables:
         raise IngestError(
@@ -143,9 +141,9 @@ def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract,
 def check_source(
     dsn: str, settings: Settings, home: Home | None, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Return every finding about the source at ``dsn``, the worst first; a home is not needed.
+    """Return every finding about the source at ``dsn``, the worst first. ``home``: None if there is none.
 
-    A source that cannot be reached, or refuses the connection, gives that as the only finding. ``BadDsn`` if
+    If the source cannot be reached, or refuses the connection, that is the only finding. Raises ``BadDsn`` if
     ``dsn`` cannot be read.
     """
     store = LandingStore(home.landing, settings.source) if home is not None else None

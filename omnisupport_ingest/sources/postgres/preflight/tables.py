@@ -1,4 +1,4 @@
-"""Whether each contracted table can be read and its changes captured under the key of its contract."""
+"""Checks whether each table with a contract can be read, and its changes captured with the contract's key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as this role sees it. ``hides_rows``: a row-level policy applies to this role.
+    """A table as this role sees it. ``hides_rows``: a row-level security policy applies to this role.
 
     ``not_null``: column → whether it is declared NOT NULL, in the table's order.
     """
@@ -69,7 +69,7 @@ def table_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong with one table for ``role``, apart from its publication.
 
-    ``live``: the same table as ``read_live_tables`` reads it.
+    ``live``: the same table as ``read_live_tables`` returns it; None if it does not exist.
     """
     if table is not None and table.is_logged:
         yield from _rights(contract, table, role)

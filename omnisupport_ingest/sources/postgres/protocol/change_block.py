@@ -1,9 +1,9 @@
-"""Row changes turned into event columns a block at a time.
+"""Converts row changes to event columns, a block of changes at a time.
 
 With one Python object per change, capture would spend most of its time on objects. So the changes of a block
-are columns from the start, whatever their tables: arithmetic over all of them finds their texts, and a few
-calls of Arrow put together their keys and row images (``json_texts``). Irregular changes go one by one
-through ``row_events``, which defines what an event is; both ways give the same events.
+are columns from the start, whatever their tables are: arithmetic over all changes finds their texts, and a
+few calls of Arrow build their keys and row images (``json_texts``). Irregular changes are converted one by
+one through ``row_events``, which defines what an event is; both ways give the same events.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOC
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW, _OLD_KEY, _OLD_ROW = b"NKO"
 _VALUES_AT_ONCE = 100_000
-"""Values that are converted at once: so many fit into the processor's caches and need little memory."""
+"""Number of values that are converted at once: few enough to fit into the processor's caches."""
 
 _MICROSECOND = timedelta(microseconds=1)
 _MICROS_TO_2000 = (POSTGRES_EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
 
 _OPS = pa.array(["c", "u", "d"])
 _MARKER = WAL_DATA_HEADER + 5
-"""Offset of the letter that names the first tuple of a change; it follows the kind and the table's oid."""
+"""Offset of the letter that names a change's first tuple, which follows the kind and the table's oid."""
 
 _OVERHEAD = 100
-"""Estimated bytes that an event takes beside what was received of it."""
+"""Estimated bytes that an event takes in addition to its message."""
 
 DivisionsOf = Callable[[Sequence[TableName]], Sequence[Division | None]]
-"""How the row images of each of some tables are to be divided; None: not at all."""
+"""Returns for each of the given tables how its row images are divided; None: not divided."""
 
 
 class TransactionRuns(NamedTuple):
     """Runs of consecutive row changes of a block; each run belongs to one transaction.
 
-    ``firsts``: number of the run's first row in the block. ``indexes``: index of that row's change in its
-    transaction. ``commit_micros``: microseconds since 2000.
+    ``firsts``: index of the run's first row in the block. ``indexes``: index of that row's change in its
+    transaction. ``commit_micros``: commit time in microseconds since 2000. One entry per run in each array.
     """
 
     firsts: Positions
@@ -68,7 +68,7 @@ class TransactionRuns(NamedTuple):
 
     @classmethod
     def of(cls, begun: Sequence[tuple[int, Begin, int]]) -> TransactionRuns:
-        """Return the runs of ``begun``: number of the first row, transaction, index of the first change."""
+        """Return the runs of ``begun``: index of the first row, transaction, index of the first change."""
         values = [
             (first, index, each.commit_lsn, (each.commit_ts - POSTGRES_EPOCH) // _MICROSECOND, each.xid)
             for first, each, index in begun
@@ -77,7 +77,7 @@ class TransactionRuns(NamedTuple):
 
     @classmethod
     def joined(cls, runs: Sequence[TransactionRuns]) -> TransactionRuns:
-        """Return ``runs`` as one."""
+        """Return all ``runs`` as one value, in their order."""
         return cls(*(np.concatenate(each) for each in zip(*runs, strict=True)))
 
 
@@ -85,9 +85,9 @@ class TransactionRuns(NamedTuple):
 class ChangeBlock:
     """Changes of one or more transactions, in the order received, with the tables' ``schemas`` by oid.
 
-    The row changes are ``pieces`` (many at once), followed by ``messages`` (single ``WAL_DATA`` messages);
-    ``changes`` is their number. ``runs``, followed by ``begun`` (see ``TransactionRuns.of``), name their
-    transactions. ``events``: truncates and logical messages, which have their positions already.
+    The row changes are in ``pieces`` (many at once), followed by ``messages`` (single ``WAL_DATA`` messages);
+    ``changes`` is their number. ``runs``, followed by ``begun`` (see ``TransactionRuns.of``), assign them to
+    transactions. ``events``: events of truncates and logical messages, which already have positions.
     ``received_bytes``: size of the row changes.
     """
 
@@ -103,7 +103,7 @@ class ChangeBlock:
 
     @property
     def rows(self) -> int:
-        """Number of changes. Each gives one event, and one more if it changed the key."""
+        """Number of changes. Each change gives one event; a change of the key gives two."""
         return self.changes + len(self.events)
 
     @property
@@ -113,7 +113,7 @@ class ChangeBlock:
 
     @property
     def highest_ts(self) -> datetime:
-        """The highest commit time. The block is not empty."""
+        """The highest commit time (UTC). The block must not be empty."""
         moments = [event.source_ts for event in self.events]
         if self.changes:
             runs = self.all_runs()
@@ -122,19 +122,19 @@ class ChangeBlock:
         return max(moments)
 
     def end_messages(self) -> None:
-        """Make the single messages the last of the pieces."""
+        """Append the single messages to the pieces, as one piece."""
         if self.messages:
             self.pieces.append(Rows.of(self.messages))
             self.messages = []
 
     def end_runs(self) -> None:
-        """Make the runs that were begun one by one the last of the runs."""
+        """Append the runs that were begun one by one to the runs."""
         if self.begun:
             self.runs.append(TransactionRuns.of(self.begun))
             self.begun = []
 
     def all_runs(self) -> TransactionRuns:
-        """Return all runs. The block has changes."""
+        """Return all runs. The block must have changes."""
         self.end_runs()
         self.runs = [TransactionRuns.joined(self.runs)]
         return self.runs[0]
@@ -142,10 +142,10 @@ class ChangeBlock:
     def table(self, divisions_of: DivisionsOf = lambda names: [None] * len(names)) -> pa.Table:
         """Return all events as a table of ``EVENT_SCHEMA``, in the order of their positions.
 
-        ``divisions_of``: how the images of tables are to be divided; if of one they are, a table of
-        ``DIVIDED_SCHEMA``. Unusual changes and messages have whole images all the same.
+        ``divisions_of``: returns how the images of each table are divided. If any table is divided, the
+        result has ``DIVIDED_SCHEMA``. Irregular changes and logical messages keep whole images in any case.
 
-        Call it once: the messages, which may be large, are freed as soon as they are one block of bytes.
+        Call it only once: it frees the messages, which may be large, as soon as they are one block of bytes.
         """
         parts = _RowChanges(self, divisions_of).tables() if self.changes else []
         if self.events:
@@ -176,7 +176,7 @@ class _RowChanges:
         self._lsns = big_endian(self._bytes, ">u8", self._starts + 1).astype(np.int64)
 
     def tables(self) -> list[pa.Table]:
-        """Return the events of regular changes, and those of changes that were converted one by one."""
+        """Return tables of events: of regular changes, and of changes that were converted one by one."""
         letters = np.frombuffer(self._bytes, np.uint8)
         kinds, markers = letters[self._starts + WAL_DATA_HEADER], letters[self._starts + _MARKER]
         oids, table_of = np.unique(
@@ -216,7 +216,7 @@ class _RowChanges:
     def _parsed(
         self, tables: UsedTables, rows: Positions, table_of: Positions, kinds: Letters, markers: Letters
     ) -> ParsedRows:
-        """Find the values of ``rows``: one tuple each, or the old row and the new row of an update."""
+        """Find the values of ``rows``: one tuple for each, or two (old row, new row) for some updates."""
         letters, ends = np.frombuffer(self._bytes, np.uint8), self._ends[rows]
         counts = tables.counts[table_of]
         first = tuple_values(self._bytes, self._starts[rows] + _MARKER + 1, ends, counts)
@@ -233,7 +233,7 @@ class _RowChanges:
         return ParsedRows(tables, table_of, tuples, whole)
 
     def _events(self, changes: ParsedRows, rows: Positions, kinds: Letters) -> tuple[pa.Table, Flags]:
-        """Return the events of ``rows`` that kept their keys, and flags that say which rows those are."""
+        """Return the events of those ``rows`` whose key did not change, and flags (per row) for these."""
         images = changes.images(self._bytes)
         count, runs, tables = len(rows), self._run_of[rows], changes.tables
         moments = pa.array(self._runs.commit_micros[runs] + _MICROS_TO_2000, pa.int64())
@@ -280,7 +280,7 @@ class _RowChanges:
 
 
 def _concatenated(parts: Sequence[pa.Table]) -> pa.Table:
-    """Return ``parts`` as one table, of which some may have no divided images."""
+    """Return ``parts`` as one table. Some parts may lack the columns of divided images."""
     return pa.concat_tables(parts, promote_options="default")
 
 

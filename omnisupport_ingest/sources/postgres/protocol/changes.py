@@ -1,8 +1,8 @@
 """Collects the changes of the stream, transaction after transaction, into blocks of a useful size.
 
 The ordinal of a change is twice its index among the row changes, truncated relations and messages of its
-transaction, whether or not a contract names its table; a key-changing update also takes the odd number above.
-So decoding the same WAL again gives the same positions, with other contracts too.
+transaction. Tables without a contract count too. An update that changes the key also takes the next, odd
+number. So decoding the same WAL again gives the same positions, even with other contracts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import (
 )
 
 Keys = Mapping[TableName, tuple[str, ...]]
-"""The key columns of the contracts, by table name; none for a contracted table that is left out."""
+"""Key columns of each contract, by table name; empty for a table that has a contract but is left out."""
 
 IsPartitioned = Callable[[Relation], bool]
-"""Whether a described table is partitioned, which the description does not say."""
+"""Whether the table of a description is partitioned. The description itself does not say so."""
 
 
 class ChangeCollector:
@@ -52,27 +52,27 @@ class ChangeCollector:
 
     @property
     def collected_bytes(self) -> int:
-        """Bytes of changes that are collected and not taken."""
+        """Bytes of changes that are collected but not taken yet."""
         return self._block.received_bytes
 
     @property
     def without_contract(self) -> list[Relation]:
-        """Described tables whose changes do not land under the key of a contract."""
+        """Described tables whose changes do not land with the key of a contract."""
         return [each.relation for each in self._schemas.values() if not self._keys.get(each.name)]
 
     def begin(self, transaction: Begin) -> None:
-        """Begin ``transaction``; the following changes belong to it."""
+        """Begin ``transaction``: the changes that follow belong to it."""
         self._transaction, self._index = transaction, 0
         self._begin_run()
 
     def describe(
         self, relation: Relation, name: TableName | None = None, *, read_above: bool = False
     ) -> RowSchema:
-        """Record a new description of a table; ``KeyNotSent`` if it lacks the key of the contract.
+        """Record a new description of a table. Raises ``KeyNotSent`` if it lacks the key of the contract.
 
         ``name``: the partitioned table that ``relation`` is a partition of. ``read_above``: a later snapshot
-        reads the whole table, so changes may land without a key and a missing key is no error. If the table
-        ``is_described``, call ``take`` first, because a block has one description of each table.
+        reads the whole table, so its changes may land without a key, and a missing key is no error. If the
+        table ``is_described`` already, call ``take`` first, because a block has one description per table.
         """
         schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
         self._install([schema])
@@ -83,10 +83,10 @@ class ChangeCollector:
         return oid in self._schemas
 
     def add_tables(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[RowSchema]:
-        """From now on land changes of the tables of ``keys`` under the keys of their contracts.
+        """Land later changes of the tables in ``keys`` with the keys of their contracts.
 
-        ``described``: relations of theirs that are described already, with the table's name. Call it only
-        after ``take``.
+        ``described``: relations of these tables that are described already, each with the table's name. Call
+        it only after ``take``.
         """
         schemas = [self._schema(relation, name, keys, True) for relation, name in described]
         self._keys.update(keys)
@@ -111,7 +111,7 @@ class ChangeCollector:
         self._block.schemas.update(by_oid)
 
     def add_row(self, message: bytes) -> bool:
-        """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""
+        """Collect a row change (a ``WAL_DATA`` message); return whether the block is now full."""
         block = self._block
         block.messages.append(message)
         block.received_bytes += len(message)
@@ -120,7 +120,7 @@ class ChangeCollector:
         return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
 
     def add_rows(self, rows: Rows) -> bool:
-        """Collect row changes that follow one another; return whether the block is full now."""
+        """Collect consecutive row changes; return whether the block is now full."""
         block = self._block
         block.end_messages()
         block.pieces.append(rows)
@@ -130,9 +130,9 @@ class ChangeCollector:
         return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
 
     def add_transactions(self, transactions: Transactions) -> bool:
-        """Collect whole transactions; return whether the block is full now.
+        """Collect whole transactions; return whether the block is now full.
 
-        What follows them must begin with ``begin``.
+        Call ``begin`` before you add anything after them.
         """
         firsts, first = transactions.firsts, self._block.changes
         self._block.end_runs()
@@ -154,13 +154,13 @@ class ChangeCollector:
         return name, bool(self._keys.get(name))
 
     def add_oversized(self, change: OversizedRow, lsn: int) -> None:
-        """Collect the change of a row that is too large to read. ``lsn``: of the change itself."""
+        """Collect the change of a row that is too large to read. ``lsn``: the LSN of the change itself."""
         name, _ = self.table_of(change.relation)
         self._block.events.append(oversized_event(change.kind, name, self._next_header(lsn)))
         self._begin_run()
 
     def add_truncate(self, names: Sequence[TableName], lsn: int) -> None:
-        """Collect one ``t`` event for each truncated table. ``lsn``: of the change itself."""
+        """Collect one ``t`` event for each truncated table. ``lsn``: the LSN of the truncate itself."""
         for name in names:
             self._block.events.append(truncate_event(name, self._next_header(lsn)))
         self._begin_run()
@@ -171,14 +171,14 @@ class ChangeCollector:
         self._begin_run()
 
     def take(self) -> ChangeBlock:
-        """Return what was collected; it may be empty."""
+        """Return the block collected so far, which may be empty, and begin a new one."""
         block = self._block
         self._block = ChangeBlock(self._epoch, dict(self._schemas))
         self._begin_run()
         return block
 
     def _begin_run(self) -> None:
-        """Begin a run: from here on the ordinals of rows follow one another."""
+        """Begin a run: from here on, consecutive rows have consecutive indexes in the transaction."""
         if self._transaction is not None:
             self._block.begun.append((self._block.changes, self._transaction, self._index))
 

@@ -1,9 +1,9 @@
 """Reads rows of a table by COPY, as the exact texts that the stream would send.
 
-COPY's text format (PostgreSQL manual, COPY, "Text Format") writes values with the same output
-functions as logical decoding, and distinguishes NULL (``\\N``) from the empty text. The delimiter is the
-quote: the server then escapes the quotes within values as JSON does, and a value with the delimiter behind it
-is the end of a JSON string as it stands.
+COPY's text format (PostgreSQL manual, COPY, "Text Format") writes values with the same output functions as
+logical decoding, and distinguishes NULL (``\\N``) from the empty text. The delimiter is the double quote. So
+the server escapes quotes within values as JSON does, and a value followed by its delimiter is already the end
+of a JSON string.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _QUOTE, _BACKSLASH, _LINE_END, _FIRST_PRINTABLE = ord('"'), ord("\\"), ord("\n")
 _NULL, _VERTICAL_TAB = b"\\N", int.from_bytes(b"\\v", "little")
 
 _MOST_BACKSLASHES = 64
-"""The most backslashes before a quote that are counted for all quotes at once."""
+"""Largest number of backslashes before a quote that are counted for all quotes at once."""
 
 _SEARCHED_BYTES = 128 * 1024
-"""Bytes that are searched at a time: few enough that all that is made of them stays in the cache."""
+"""Bytes that are searched at a time: few enough for all intermediate arrays to fit into the cache."""
 
 _MOST_BYTES = int(np.iinfo(np.int32).max)
 
 
 def parse_row(line: str) -> list[str | None]:
-    """Return the values of one line of COPY, without its line end."""
+    """Return the values of one line of COPY, given without its line end; None for NULL."""
     values = _VALUE.findall(line + '"')
     return [None if value == "\\N" else _unescaped(value) for value in values]
 
@@ -71,13 +71,14 @@ def copy_lines(
     max_row_bytes: int | None = None,
     lines: Callable[[bytes], None],
 ) -> None:
-    """Call ``lines`` with whole lines of the rows that ``query`` (a SELECT) returns, many at a time.
+    """Call ``lines`` with the rows that ``query`` (a SELECT) returns: whole lines of COPY, many at a time.
 
-    ``doing`` names the work in errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (None: no
-    limit). An error in ``lines`` ends the copy and is raised from here.
+    ``doing``: completes "while …" in errors. ``max_row_bytes``: largest length of a line; None: no limit.
+    Raises ``RowTooLarge`` for a longer line, and ``SourceUnavailable``. An error in ``lines`` ends the copy
+    and is raised from here.
     """
-    # psycopg2 writes line by line, which would be slow into a buffer written in Python. Once ``whole`` is
-    # closed, it ignores what a discarded buffer still flushes.
+    # psycopg2 writes line by line, which would be slow into a buffer written in Python. A buffer that is
+    # discarded may still flush; ``whole``, once closed, ignores that.
     with source_errors(doing), Awaited(connection, connection.silence) as answer:
 
         def take(block: bytes) -> None:
@@ -92,14 +93,14 @@ def copy_lines(
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows that COPY returned. ``keys`` and ``images``: the JSON of each row's key and of the row."""
+    """Rows that COPY returned. ``keys``: each key as a JSON array. ``images``: each row as a JSON object."""
 
     keys: pa.StringArray
     images: pa.StringArray
     _column: Callable[[int], pa.StringArray]
 
     def texts(self, column: int) -> pa.StringArray:
-        """Return the values of a column. They may be escaped as in a JSON string."""
+        """Return the values of the column with that index. They may be escaped as in a JSON string."""
         return self._column(column)
 
 
@@ -111,7 +112,7 @@ def rows_of(lines: bytes) -> int:
 def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
     """Convert COPY's ``lines`` of columns ``names``. ``key``: indexes of the key columns.
 
-    Converts all lines at once; one by one only if they do not look as COPY writes them.
+    Converts all lines at once; one by one only if they do not look like output of COPY.
     """
     try:
         return _all_at_once(lines, names, key)
@@ -120,7 +121,7 @@ def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copie
 
 
 def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    """Convert lines one by one. This defines what ``copied_rows`` returns."""
+    """Convert lines one by one. This function defines what ``copied_rows`` returns."""
     rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
     return CopiedRows(
         pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
@@ -141,14 +142,14 @@ def _all_at_once(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copi
 
 _IN_ARRAYS = ['["', "[null", ',"', ",null"]
 _CLOSE_ARRAY, _CLOSE_OBJECT, _OF_COLUMNS = 4, 5, 6
-"""Numbers of literals: those that close, and the first one of the columns' names."""
+"""Numbers of literals: the two closing ones, and the first one for the column names."""
 
 
 class _Literals(NamedTuple):
-    """What stands before and behind values in JSON, in ``content``; ``starts``: where each begins.
+    """Literals: the JSON before and after values. ``content`` holds them all; ``starts``: where each begins.
 
-    Before a value there are two: for a text, and behind it for NULL. ``of_columns``: the number of the first,
-    for the members of an object.
+    There are two literals before a value: one for a text, and the next one for NULL. ``of_columns``: for each
+    column, number of its first literal in an object.
     """
 
     content: bytes
@@ -168,10 +169,11 @@ def _literals(names: tuple[str, ...]) -> _Literals:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values of rows, escaped for JSON, in ``block``; behind each text stands a quote.
+    """The values of rows in ``block``, escaped for JSON; each text is followed by a quote.
 
-    ``starts``, ``ends`` and ``is_null``: rows × columns, as is ``numbers``, their numbers among ``pieces``.
-    The first of these are literals; the piece of a text has its quote too, that of NULL is empty.
+    ``starts``, ``ends``, ``is_null`` and ``numbers`` have the shape rows × columns. ``numbers``: number of
+    each value's piece in ``pieces``. The first pieces are the literals. The piece of a text includes its
+    quote; the piece of NULL is empty.
     """
 
     block: bytearray
@@ -183,7 +185,7 @@ class _Values:
 
     @classmethod
     def of(cls, lines: bytes, columns: int, literals: _Literals) -> _Values:
-        """Cut COPY's ``lines``, of so many ``columns``; ``Irregular`` if they have others."""
+        """Cut COPY's ``lines`` into values. Raises ``Irregular`` if they do not have ``columns`` columns."""
         block, ends, is_line_end = _escaped_for_json(lines, literals.content)
         letters, first = np.frombuffer(block, np.uint8), len(literals.starts)
         rows, rest = divmod(len(ends), columns)
@@ -202,7 +204,7 @@ class _Values:
         nulls = short[(letters[starts[short]] == _NULL[0]) & (letters[starts[short] + 1] == _NULL[1])]
         is_null = np.zeros(len(ends), np.bool_)
         is_null[nulls] = True
-        # One piece per value, and one for the bytes up to the next.
+        # One piece per value, and one for the bytes between it and the next value.
         offsets = np.empty(first + 2 * len(ends) + 1, np.int32)
         offsets[:first] = literals.starts
         offsets[first:-1:2], offsets[first + 1 : -1 : 2] = starts, ends + 1
@@ -220,9 +222,10 @@ class _Values:
         )
 
     def joined(self, columns: Positions | slice, literals: Positions, closing: int) -> pa.StringArray:
-        """Return the JSON of each row: its values in ``columns``, each behind its literal, and ``closing``.
+        """Return the JSON of each row: its values in ``columns``, each after a literal, then ``closing``.
 
-        Literals are given by their numbers. ``pa.ArrowInvalid`` unless all is UTF-8.
+        ``literals`` and ``closing`` are numbers of literals. Raises ``pa.ArrowInvalid`` if the result is not
+        UTF-8.
         """
         width = 2 * len(literals) + 1
         found = np.empty((len(self.numbers), width), np.int32)
@@ -247,7 +250,7 @@ class _Values:
 
 
 class _WholeLines(io.RawIOBase):
-    """Passes on what is written to it, up to the last line end; the rest waits for more."""
+    """Passes on what is written to it, up to the last line end; keeps the rest until more is written."""
 
     def __init__(self, lines: Callable[[bytes], None], max_row_bytes: int | None) -> None:
         self._lines, self._longest = lines, max_row_bytes
@@ -266,7 +269,7 @@ class _WholeLines(io.RawIOBase):
         return memoryview(content).nbytes
 
     def _check(self, content: ReadableBuffer) -> None:
-        """Raise ``RowTooLarge`` before anything is passed on if a line is longer than allowed."""
+        """Raise ``RowTooLarge`` if a line is too long, before any of it is passed on."""
         if self._longest is None or len(self._begun) + memoryview(content).nbytes <= self._longest:
             return
         letters = np.frombuffer(memoryview(content), np.uint8)
@@ -279,12 +282,13 @@ class _WholeLines(io.RawIOBase):
 
 
 def _escaped_for_json(lines: bytes, before: bytes) -> tuple[bytearray, Positions, Flags]:
-    """Return ``before`` and lines of COPY with JSON's escapes, where values end, and which end their line.
+    """Convert COPY's escapes to JSON's; return the block, the ends of values, and flags for line ends.
 
-    Both formats write most escapes alike. The letters that end values, and ``\\N``, stay.
+    The block is ``before`` followed by the converted ``lines``. Both formats write most escapes alike. The
+    letters that end values, and ``\\N``, are kept.
     """
     if _has_vertical_tab(lines):
-        # No text of PostgreSQL has a NUL, so two NULs can stand for an escaped backslash.
+        # A text of PostgreSQL never contains NUL, so two NULs can stand for an escaped backslash meanwhile.
         lines = lines.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
     while True:
         block = bytearray(before)
@@ -302,7 +306,7 @@ def _escaped_for_json(lines: bytes, before: bytes) -> tuple[bytearray, Positions
 
 
 def _has_vertical_tab(block: bytes) -> bool:
-    """Whether ``block`` contains ``\\v``. Compares two letters at a time, from even and from odd offsets."""
+    """Whether ``block`` contains ``\\v``. Compares two letters at a time, at even and at odd offsets."""
     return any(
         bool((np.frombuffer(block, "<u2", (len(block) - first) // 2, first) == _VERTICAL_TAB).any())
         for first in (0, 1)
@@ -311,9 +315,10 @@ def _has_vertical_tab(block: bytes) -> bool:
 
 
 def _ends(letters: Letters, first: int) -> Positions:
-    """Return the positions from ``first`` on of quotes that are not escaped, and of control letters.
+    """Return the positions, from ``first`` on, of unescaped quotes and of control letters.
 
-    COPY escapes the quotes and the line ends within values. ``Irregular`` for very many backslashes.
+    COPY escapes the quotes and the line ends within values. Raises ``Irregular`` if too many backslashes
+    precede a quote (``_MOST_BACKSLASHES``).
     """
     found = []
     for start in range(first, len(letters), _SEARCHED_BYTES):
@@ -332,9 +337,10 @@ def _ends(letters: Letters, first: int) -> Positions:
 
 
 def _count_backslashes(letters: Letters, start: int, escaped: Flags, quotes: Positions) -> None:
-    """Correct ``escaped`` for ``quotes``, which two backslashes or more precede; both begin at ``start``.
+    """Correct ``escaped`` for ``quotes``, each preceded by at least two backslashes.
 
-    An escaped backslash escapes nothing: a quote is escaped by an odd number of them.
+    Both are relative to ``start``. An escaped backslash escapes nothing, so a quote is escaped if an odd
+    number of backslashes precedes it.
     """
     for count in range(2, _MOST_BACKSLASHES + 1):
         escaped[quotes] ^= True

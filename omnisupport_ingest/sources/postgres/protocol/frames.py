@@ -1,8 +1,8 @@
 """Divides the bytes of a replication connection into messages, many at a time.
 
 A frame is one message of PostgreSQL's protocol: a letter, its length, its content (manual, "Message
-Formats"). Nearly all frames are row changes. Consecutive row changes are handed out together, as they lie in
-the buffer, so that none of them costs a Python object. Every other message is handed out by itself.
+Formats"). Nearly all frames are row changes. Consecutive row changes are returned together, as they lie in
+the buffer, so that a row change costs no Python object. Every other message is returned by itself.
 """
 
 from __future__ import annotations
@@ -23,40 +23,36 @@ WAL_DATA_HEADER = 25
 """Bytes before the payload of a ``WAL_DATA`` message: type, start LSN, end LSN, send time."""
 
 COPY_DATA = ord("d")
-"""Letter of the frames that carry the stream; all other frames concern the connection."""
+"""Letter of the frames that carry the stream. All other frames concern the connection."""
 
 _LETTERS = frozenset(b"dcWENSACZ")
-"""Letters of the frames that a server may send while it replicates, or before it starts to."""
+"""Letters of the frames that a server may send during replication, or before it starts."""
 
 FRAME_HEADER = 5
 """Bytes before the content of a frame: its letter, and the length of what follows the letter."""
 
 BUFFER_BYTES = 1024 * 1024
-"""The most that is received at a time; only for a longer message the buffer grows."""
+"""Bytes that are received at a time, at most. The buffer grows only for a longer message."""
 
 _ROW_OVERHEAD = 16 * 1024
-"""Bytes of a message beside the row's values: its head, and 5 for each column (at most 1,600) of the new and
-the old row.
-"""
+"""Bytes of a message in addition to the row's values: its head, and 5 for each column (at most 1,600) of the
+new and the old row."""
 
 HEAD_BYTES = WAL_DATA_HEADER + 9
-"""Bytes that are read of a change whose row is too long: up to the oid of its table, which follows the
-transaction's id while the transaction is in progress.
-"""
+"""Bytes that are kept of the change of a row that is too long: up to the oid of its table. In a transaction
+in progress, the oid follows the transaction's id."""
 
 _OVERSIZED = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
-"""First byte of a row change → first byte of its replacement if the row is too long. No server sends the
-latter.
-"""
+"""First byte of a row change → that of its replacement if the row is too long; no server sends it."""
 
 _MIN_ROWS = 4
-"""The fewest row changes that are handed out together; fewer cost less one by one."""
+"""Smallest number of row changes that are returned together; a smaller number costs less one by one."""
 
 _MIN_TRANSACTIONS = 12
-"""The fewest transactions that are handed out together; fewer cost less one by one."""
+"""Smallest number of transactions that are returned together; a smaller number costs less one by one."""
 
 _ROW_KINDS = np.isin(np.arange(256), list(b"IUD"))
-"""Whether a letter is that of a row change."""
+"""For each byte, whether it is the letter of a row change."""
 
 _BEGIN, _COMMIT = ord("B"), ord("C")
 _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
@@ -67,7 +63,7 @@ _LENGTH = struct.Struct("!xI")
 
 
 class Rows(NamedTuple):
-    """Consecutive row changes: ``WAL_DATA`` messages, which lie in ``data`` from ``starts`` to ``ends``."""
+    """Consecutive row changes: ``WAL_DATA`` messages in ``data``, each from ``starts`` to ``ends``."""
 
     data: bytes
     starts: Positions
@@ -80,16 +76,16 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, messages: list[bytes]) -> Rows:
-        """Return ``messages`` as one."""
+        """Return ``messages`` as one value, in their order."""
         ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
         return cls(b"".join(messages), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
 
 
 class Transactions(NamedTuple):
-    """Consecutive whole transactions that hold row changes alone.
+    """Consecutive whole transactions that contain only row changes.
 
-    ``firsts``: for each transaction the number of its first row in ``rows``. ``end_lsns``: just behind the
-    commit record. ``commit_micros``: commit time, in microseconds since 2000.
+    ``firsts``: for each transaction, index of its first row in ``rows``. ``end_lsns``: the LSN just after the
+    commit record. ``commit_micros``: commit time in microseconds since 2000.
     """
 
     rows: Rows
@@ -118,24 +114,24 @@ class Transactions(NamedTuple):
 
 
 class Frames:
-    """Received bytes that were not handed out yet."""
+    """Received bytes that have not been returned yet."""
 
     def __init__(self, max_row_bytes: int | None = None) -> None:
-        """``max_row_bytes``: only the head of a longer message is kept (see ``pop``); None: no limit."""
+        """``max_row_bytes``: of a longer message only the head is kept (see ``pop``); None: no limit."""
         self.max_row_bytes = max_row_bytes
         self._max_bytes = None if max_row_bytes is None else max_row_bytes + _ROW_OVERHEAD
         self._data = bytearray(BUFFER_BYTES)
-        self._at = self._filled = 0  # bytes not handed out; ``_bounds`` are those of their whole frames
+        self._at = self._filled = 0  # bytes not returned; ``_bounds``: of the whole frames in them
         self._bounds = [0]
         self._next = self._count = 0
-        self._other_frames: list[int] = []  # numbers of frames that are no row changes, the last first
+        self._other_frames: list[int] = []  # numbers of frames that are no row changes, descending
         self._kinds = np.zeros(0, np.uint8)  # letters of row changes, begins and commits; 0 of other frames
-        self._replacement: bytes | None = None  # stands for a message that is too long
+        self._replacement: bytes | None = None  # replaces a message that is too long
         self._to_discard = 0  # bytes of that message that have not arrived
         self._too_long_is_next = False  # whether such a message follows the whole frames
 
     def free_space(self) -> memoryview:
-        """Return the buffer to receive into. Every whole frame must have been handed out."""
+        """Return the buffer to receive into. Call it only when every whole frame has been returned."""
         begun, wanted = self._filled - self._at, BUFFER_BYTES
         if begun >= FRAME_HEADER:
             length = _LENGTH.unpack_from(self._data, self._at)[0] - 4
@@ -151,7 +147,7 @@ class Frames:
         return memoryview(self._data)[self._filled :]
 
     def received(self, count: int) -> None:
-        """Record that ``count`` bytes were received into ``free_space``."""
+        """Record that ``count`` bytes were received into ``free_space``. Raises as ``pop`` does."""
         dropped = min(self._to_discard, count)
         self._to_discard -= dropped
         self._at += dropped
@@ -167,9 +163,9 @@ class Frames:
         self._filled = end
 
     def rows(self) -> Rows | None:
-        """Hand out the row changes up to the next other message.
+        """Return the row changes up to the next message of another kind, and remove them.
 
-        None if they are few, because ``pop`` then costs less.
+        None if there are only a few: ``pop`` then costs less.
         """
         first = self._next
         end = self._other_frames[-1] if self._other_frames else self._count
@@ -182,15 +178,15 @@ class Frames:
         return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
 
     def transactions(self) -> Transactions | None:
-        """Hand out the next transactions if they are whole and hold row changes alone.
+        """Return the next transactions, and remove them, if they are whole and contain only row changes.
 
-        None if there are few, because ``pop`` and ``rows`` then cost less.
+        None if there are only a few: ``pop`` and ``rows`` then cost less.
         """
         first = self._next
         if len(self._other_frames) < 2 * _MIN_TRANSACTIONS or self._kinds[first] != _BEGIN:
             return None
         # The first frame after the rows must be the commit. If it is not, look no further: a server that
-        # sends origins does so in every transaction.
+        # sends origins sends one in every transaction.
         if self._kinds[self._other_frames[-2]] != _COMMIT:
             return None
         kinds = self._kinds[first:]
@@ -222,11 +218,11 @@ class Frames:
         )
 
     def pop(self) -> tuple[int, bytes] | None:
-        """Hand out the letter and the content of the next frame; None if none is whole.
+        """Return the letter and the content of the next frame, and remove it; None if no frame is whole.
 
-        For a row change that is too long, return a message that decodes to ``pgoutput.OversizedRow``.
-        Raises ``RowTooLarge`` if another message is too long and, as ``received`` does,
-        ``ProtocolViolation`` for bytes that begin no frame.
+        For a row change that is too long, return a message that decodes to ``pgoutput.OversizedRow``. Raises
+        ``RowTooLarge`` if another message is too long. Raises ``ProtocolViolation`` for bytes that begin no
+        frame.
         """
         if self._replacement is not None:
             message, self._replacement = self._replacement, None
@@ -250,14 +246,17 @@ class Frames:
         return self._max_bytes is not None and length > self._max_bytes
 
     def replacement_for(self, head: bytes, length: int) -> bytes:
-        """Return the replacement of a row change of ``length`` bytes that begins with ``head``."""
+        """Return the replacement of a row change of ``length`` bytes that begins with ``head``.
+
+        Raises ``RowTooLarge`` if the message is no row change.
+        """
         kind = _OVERSIZED.get(head[WAL_DATA_HEADER]) if head[0] == WAL_DATA else None
         if kind is None:
             raise RowTooLarge(length, self.max_row_bytes or 0)
         return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 : HEAD_BYTES] + _SIZE.pack(length)
 
     def _find_frames(self) -> None:
-        """Find the whole frames. All frames found before must have been handed out."""
+        """Find the whole frames. All frames found before must have been returned."""
         data, at, end, unpack = self._data, self._at, self._filled, _LENGTH.unpack_from
         longest = 1 << 32 if self._max_bytes is None else self._max_bytes + 4
         self._too_long_is_next = False
@@ -277,7 +276,8 @@ class Frames:
             add(at)
         self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
         self._kinds = self._kinds_of_frames()
-        # ``_kinds`` has 0, the two below, and the letters of row changes, which are greater.
+        # ``_kinds`` contains 0, begins, commits, and the letters of row changes, which are greater than
+        # those.
         self._other_frames = (self._kinds <= _COMMIT).nonzero()[0][::-1].tolist()
 
     def _take_head(self, length: int) -> None:
@@ -305,7 +305,7 @@ class Frames:
 
 
 def unknown_frame(letter: int) -> ProtocolViolation:
-    """Return the error for bytes that begin no frame, so that the frames after them cannot be found."""
+    """Return the error for bytes that begin no frame. The frames after them cannot be found either."""
     return ProtocolViolation(
         f"The source sent a message of type {bytes([letter])!r} in the replication stream, which is not "
         "known, or is not where a message can begin.",

@@ -1,8 +1,8 @@
-"""Makes the JSON of many rows at once from texts that lie in one buffer.
+"""Builds the JSON of many rows at once from texts in one buffer.
 
 A row is a list of pieces: literals (names, quotes, brackets) and the texts between them. One call of Arrow
 writes the pieces of all rows one after another, and arithmetic finds where each row begins and ends. No
-Python object is made for a row or a value, whatever the mix of tables. The JSON is byte for byte what
+Python object is made for a row or a value, whatever the mix of tables is. The JSON is byte for byte what
 ``orjson`` writes for each row.
 """
 
@@ -22,18 +22,17 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import Flags, Irr
 
 _BEFORE_A_MEMBER = 3
 _VARIANTS = 2 * _BEFORE_A_MEMBER
-"""Variants of the literal before a value: the value is the first, follows null, or follows a text; and it is
-null or a text.
-"""
+"""Number of variants of the literal before a value. The value comes first, after a null, or after a text; and
+the value itself is null or a text."""
 
 _CLOSINGS = ["}", '"}', "]", '"]']
 _MOST_BYTES = int(np.iinfo(np.int32).max)
 
 
 class Literals(NamedTuple):
-    """The literals before the values of some columns; ``content`` holds ``_VARIANTS`` of each.
+    """The literals before the values of some columns: ``content`` holds ``_VARIANTS`` for each column.
 
-    ``lengths``: of each literal, in bytes.
+    ``lengths``: length of each literal in bytes.
     """
 
     content: bytes
@@ -61,8 +60,9 @@ _OF_ARRAYS = Literals._of("[", [""])
 class Members(NamedTuple):
     """The values of rows, ordered by row.
 
-    For each value, ``rows``: number of its row; ``columns``: number of the literals before it; ``is_text``:
-    whether it is a text, or null; ``numbers``: number of its text among all texts.
+    For each value, ``rows``: number of its row; ``columns``: number of its column among those of all
+    ``Literals``; ``is_text``: True for a text, False for null; ``numbers``: number of its text among all
+    texts.
     """
 
     rows: Positions
@@ -71,7 +71,7 @@ class Members(NamedTuple):
     numbers: Positions
 
     def where(self, chosen: Flags) -> Members:
-        """Return the ``chosen`` ones."""
+        """Return the members for which the flags ``chosen`` are set."""
         return Members(self.rows[chosen], self.columns[chosen], self.is_text[chosen], self.numbers[chosen])
 
 
@@ -86,7 +86,11 @@ class JsonTexts:
     def of(
         cls, texts: bytearray, starts: Positions, ends: Positions, literals: Sequence[Literals]
     ) -> JsonTexts:
-        """``texts`` holds one text from each of ``starts`` to its end, in ascending order. It is used up."""
+        """Build the pieces from ``texts``, which is changed and must not be used afterwards.
+
+        ``texts`` holds one text from each of ``starts`` to its end in ``ends``, in ascending order. Raises
+        ``Irregular`` if the block is too large.
+        """
         used = [*literals, _OF_ARRAYS]
         closings = np.fromiter(map(len, _CLOSINGS), np.int64, len(_CLOSINGS))
         size = len(texts)
@@ -94,7 +98,7 @@ class JsonTexts:
         texts += b"".join([*(each.content for each in used), *(each.encode() for each in _CLOSINGS)])
         if len(texts) > _MOST_BYTES:
             raise Irregular("a block that is too large")
-        # The last piece is empty, for values that are null.
+        # The last piece is empty; values that are null have it.
         lengths = np.concatenate([*(each.lengths for each in used), closings, np.zeros(1, np.int64)])
         first = 2 * len(starts)
         offsets = np.empty(first + len(lengths) + 1, np.int32)
@@ -110,12 +114,12 @@ class JsonTexts:
         return self._joined(members, count, 0)
 
     def arrays(self, members: Members, count: int) -> pa.StringArray:
-        """Return a JSON array for each of ``count`` rows; the ``columns`` of ``members`` do not matter."""
+        """Return a JSON array per row (``count``); null without members. Ignores ``members.columns``."""
         columns = np.full(len(members.rows), self._literals // _VARIANTS - 1)
         return self._joined(members._replace(columns=columns), count, 2)
 
     def values_by_row(self, members: Members, count: int) -> pa.StringArray:
-        """Return the text of each of ``count`` rows, of which ``members`` has one at most; null for none."""
+        """Return the text of each of ``count`` rows; null for none. A row has one member at most."""
         numbers, missing = np.zeros(count, np.int64), np.ones(count, np.bool_)
         texts = members.where(members.is_text)
         numbers[texts.rows], missing[texts.rows] = 2 * texts.numbers, False
@@ -126,7 +130,7 @@ class JsonTexts:
         return len(self._pieces) - self._first_literal - len(_CLOSINGS) - 1
 
     def _joined(self, members: Members, count: int, closing: int) -> pa.StringArray:
-        """Return the texts; ``pa.ArrowInvalid`` unless they are UTF-8."""
+        """Return one JSON text per row. Raises ``pa.ArrowInvalid`` if a text is not UTF-8."""
         rows, is_text = members.rows, members.is_text
         values = len(rows)
         if not values:
@@ -142,7 +146,8 @@ class JsonTexts:
         literals *= 2
         literals += is_text
         literals += (members.columns * _VARIANTS + self._first_literal).astype(np.int32)
-        # A value has two pieces (the second is empty for null); a row has one more for its end.
+        # A value has two pieces, the literal before it and its text (empty for null). A row has one more, its
+        # end.
         at = np.cumsum(begins, dtype=np.int32)
         at += np.arange(-1, 2 * values - 1, 2, dtype=np.int32)
         pieces = np.empty(2 * values + len(firsts), np.int32)
@@ -162,7 +167,7 @@ class JsonTexts:
 def _strings(
     offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Positions, count: int
 ) -> pa.StringArray:
-    """Return ``content`` as an array of ``count`` texts, null for rows that are not in ``rows``."""
+    """Return ``content`` as an array of ``count`` texts; null for rows that are not in ``rows``."""
     validity = None
     if len(rows) != count:
         valid = np.zeros(count, np.bool_)
@@ -176,7 +181,7 @@ def _strings(
 def escaped_texts(block: bytes, starts: Positions, ends: Positions) -> tuple[bytearray, Positions, Positions]:
     """Escape the texts of ``block`` from ``starts`` to ``ends`` for JSON; return them and their bounds.
 
-    Each text must be followed by a byte in the block. ``Irregular`` if a text contains a NUL.
+    Each text must be followed by another byte in the block. Raises ``Irregular`` if a text contains NUL.
     """
     count = len(starts)
     offsets = np.empty(2 * count + 1, np.int32)
@@ -187,7 +192,7 @@ def escaped_texts(block: bytes, starts: Positions, ends: Positions) -> tuple[byt
     bounds = np.frombuffer(taken.buffers()[1], np.int32, count + 1).astype(np.int64)
     texts = bytearray(memoryview(taken.buffers()[2])[: int(bounds[-1])])
     letters = np.frombuffer(texts, np.uint8)
-    # No text of PostgreSQL has a NUL, so NULs can separate the texts while letters are replaced.
+    # A text of PostgreSQL never contains NUL, so NULs can separate the texts while letters are replaced.
     if np.count_nonzero(letters) + np.count_nonzero(letters[bounds[1:] - 1] == 0) < len(letters):
         raise Irregular("a text with a NUL")
     letters[bounds[1:] - 1] = 0
@@ -205,8 +210,8 @@ _FIRST_UNESCAPED = 0x20
 
 
 def _special(texts: bytearray, letters: npt.NDArray[np.uint8], ends: int) -> list[str]:
-    """Return the letters of ``texts`` that JSON escapes; ``ends`` NULs separate the texts."""
-    # The backslash first, because the other escapes add new ones.
+    """Return the letters in ``texts`` that JSON escapes. ``ends``: number of NULs between the texts."""
+    # The backslash first, because the other escapes add backslashes.
     special = [letter for letter in '\\"' if letter.encode() in texts]
     control = letters < _FIRST_UNESCAPED
     if np.count_nonzero(control) > ends:

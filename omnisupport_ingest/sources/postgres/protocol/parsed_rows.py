@@ -1,6 +1,6 @@
-"""Keys and row images of row changes, made for all changes of a block at once.
+"""Builds keys and row images for all row changes of a block at once.
 
-Facts about tables (column names, key, replica identity) are arrays over the columns of all tables, so one
+Facts about tables (column names, key, replica identity) are arrays over the columns of all tables. So one
 lookup serves all values, whatever tables they belong to.
 """
 
@@ -28,20 +28,20 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
 
 
 class UsedTables:
-    """The ``schemas`` of a block, with their columns one after another."""
+    """The ``schemas`` of a block, with the columns of all tables in one sequence."""
 
     def __init__(self, schemas: Sequence[RowSchema], divisions: Sequence[Division | None]) -> None:
-        """``divisions``: how the images of each are divided."""
+        """``divisions``: for each schema, how its images are divided; None: not divided."""
         self.schemas = schemas
         self.divided = any(divisions)
         self.counts = np.array([len(each.names) for each in schemas], np.int64)
         self.first = np.cumsum(self.counts) - self.counts
-        """Where the columns of each table begin."""
+        """For each table, index of its first column in that sequence."""
         self.partitioned = np.array([each.partitioned for each in schemas], np.bool_)
         self.key_counts = np.array([len(each.key_indexes) for each in schemas], np.int64)
         self.first_key = np.cumsum(self.key_counts) - self.key_counts
         self.keys = np.array([index for each in schemas for index in each.key_indexes], np.int64)
-        """The places of the key columns in their table, one table after another."""
+        """Indexes of the key columns within their table, one table after another."""
         self.in_identity = np.zeros(int(self.counts.sum()), np.bool_)
         for schema, first in zip(schemas, self.first.tolist(), strict=True):
             self.in_identity[[first + column for column in schema.identity]] = True
@@ -56,13 +56,13 @@ class UsedTables:
 
     @cached_property
     def names(self) -> pa.StringArray:
-        """The names of all columns."""
+        """The names of all columns, one table after another."""
         return pa.array([name for each in self.schemas for name in each.names], pa.string())
 
 
 class Images(NamedTuple):
-    """Columns of the events of all rows. ``divided``: the columns that ``DIVIDED_SCHEMA`` adds, empty where
-    no table is divided. ``kept``: flags of the rows whose key did not change."""
+    """Columns of the events of all rows. ``divided``: the columns that ``DIVIDED_SCHEMA`` adds; empty if no
+    table is divided. ``kept``: flags of the rows whose key did not change."""
 
     key: pa.StringArray
     before: pa.StringArray
@@ -75,7 +75,8 @@ class Images(NamedTuple):
 class RowTuples(NamedTuple):
     """The tuples of row changes: their ``values``, and in ``row_of`` the row that each tuple belongs to.
 
-    ``is_old``: flags of the tuples of old rows; ``is_key``: of those that carry only the replica identity.
+    ``is_old``: flags of the tuples of old rows. ``is_key``: flags of the tuples that carry only the replica
+    identity.
     """
 
     values: TupleValues
@@ -85,19 +86,19 @@ class RowTuples(NamedTuple):
 
 
 class ParsedRows:
-    """Row changes of ``tables``. ``table_of``: the number of its table, for each row."""
+    """Row changes of ``tables``. ``table_of``: for each row, the number of its table."""
 
     def __init__(self, tables: UsedTables, table_of: Positions, tuples: RowTuples, whole: Flags) -> None:
-        """``whole``: which rows could be read to their end."""
+        """``whole``: flags of the rows that could be read to their end."""
         self.tables, self.table_of = tables, table_of
         self._values, self._row_of, is_old, self._is_key = tuples
         self._new, self._old = (self._by_row(~is_old), self._by_row(is_old))
-        # For each row its tuples; -1 for none.
+        # For each row, index of its new and of its old tuple; -1 if there is none.
         self._new_of, self._old_of = (np.full(len(table_of), -1) for _ in range(2))
         self._new_of[self._row_of[self._new]] = self._new
         self._old_of[self._row_of[self._old]] = self._old
         self.regular = whole.copy()
-        """Rows that ``images`` can convert; the others need ``row_events``."""
+        """Flags of the rows that ``images`` can convert; ``row_events`` must convert the others."""
         self._leave_out_irregular()
 
     def _by_row(self, which: Flags) -> Positions:
@@ -116,15 +117,16 @@ class ParsedRows:
         rows, values = self._key_values()
         self.regular[rows[kinds[values] == TUPLE_UNCHANGED]] = False
         rows, values = self._key_values(self._old_of)
-        # A key must be sent, and may only be null where the row itself says so.
+        # The key must be sent. A null in it is regular only if the table is not partitioned: a partition
+        # sends null for a column outside its replica identity.
         nameless = (kinds[values] == TUPLE_NULL) & tables.partitioned[self.table_of[rows]]
         self.regular[rows[nameless | (kinds[values] == TUPLE_UNCHANGED)]] = False
 
     def _key_values(self, tuple_of: Positions | None = None) -> tuple[Positions, Positions]:
         """Return the rows and the key values of the tuples ``tuple_of`` (for each row a tuple, or -1).
 
-        None: of the new row, or of the old row if there is no new one. A key value that was not sent again
-        with the new row is taken from the old row.
+        None: take the new row, or the old row if there is no new one. A key value that the new row did not
+        send again is taken from the old row.
         """
         tables = self.tables
         from_new = tuple_of is None
@@ -141,7 +143,7 @@ class ParsedRows:
         return rows, values
 
     def images(self, block: bytes) -> Images:
-        """Return keys and images of the rows, all of which must be ``regular``."""
+        """Return the keys and images of the rows. All rows must be ``regular``."""
         values, count = self._values, len(self.table_of)
         is_text = values.kinds == TUPLE_TEXT
         texts = escaped_texts(block, values.starts[is_text], values.stops[is_text])
@@ -183,8 +185,8 @@ class ParsedRows:
     def _members(self, tuples: Positions, *, old: bool) -> tuple[Positions, Positions, Positions]:
         """Return rows, values and columns of what was sent in ``tuples``.
 
-        Of ``old`` tuples only the columns that have a meaning: a key tuple has nulls in all others, and a
-        tuple of a partition in any column that the partition's replica identity leaves out.
+        For ``old`` tuples, return only the columns that have a meaning: a key tuple has nulls in all other
+        columns, and a tuple of a partition has nulls in columns outside the partition's replica identity.
         """
         counts = self._values.counts[tuples]
         values = _ragged(self._values.first[tuples], counts)
@@ -201,7 +203,7 @@ class ParsedRows:
         return (rows, values, columns) if sent is None else (rows[sent], values[sent], columns[sent])
 
     def _unchanged(self) -> pa.ListArray | None:
-        """Return for each row the columns that were not sent, null where all were."""
+        """Return for each row the names of the columns that were not sent; null if all were sent."""
         if not self._any_unsent:
             return None
         counts = self._values.counts[self._new]
@@ -220,7 +222,7 @@ class ParsedRows:
 
 
 def _ragged(first: Positions, counts: Positions) -> Positions:
-    """Return ``counts`` numbers from each of ``first`` on, one after another."""
+    """Return ``counts`` consecutive numbers from each number in ``first`` on, in one array."""
     indexes: Positions = np.repeat(first - (np.cumsum(counts) - counts), counts)
     indexes += np.arange(len(indexes))
     return indexes

@@ -1,9 +1,9 @@
-"""Decoding ``pgoutput`` messages, protocol versions 1 and 2; values are kept as the exact text that was sent.
+"""Decodes ``pgoutput`` messages, protocol versions 1 and 2. Values keep the exact text that was sent.
 
-Formats: PostgreSQL manual, "Logical Replication Message Formats". The decoder is given one message after
-another and remembers the described relations; everything else is a function of the message alone. Messages of
-a transaction in progress (protocol 2, between ``StreamStart`` and ``StreamStop``) reach the decoder only
-after its commit, through ``in_progress``.
+Formats: PostgreSQL manual, "Logical Replication Message Formats". The decoder takes one message after
+another. It remembers only the described relations; everything else is a function of the message alone.
+Messages of a transaction in progress (protocol 2, between ``StreamStart`` and ``StreamStop``) reach the
+decoder only after the commit, through ``in_progress``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RelationColumn(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A table as the stream describes it, sent before its first change and after it was altered.
+    """A table as the stream describes it: before the table's first change, and after the table was altered.
 
     ``replica_identity``: ``d`` default, ``n`` nothing, ``f`` full, ``i`` index.
     """
@@ -54,7 +54,7 @@ class Relation(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A transaction starts. All that follows up to ``Commit`` belongs to it."""
+    """The start of a transaction. All messages up to ``Commit`` belong to it."""
 
     commit_lsn: int
     commit_ts: datetime
@@ -62,7 +62,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A transaction ends. ``end_lsn`` is the position just after its commit record."""
+    """The end of a transaction. ``end_lsn``: the LSN just after its commit record."""
 
     commit_lsn: int
     end_lsn: int
@@ -70,10 +70,10 @@ class Commit(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """``kind``: ``I`` insert, ``U`` update, ``D`` delete.
+    """The change of one row. ``kind``: ``I`` insert, ``U`` update, ``D`` delete.
 
-    ``old``: None if not sent. ``old_is_key``: only the columns of the replica identity mean
-    anything in it (the others are null because they were not sent).
+    ``old``: the old row; None if not sent. ``old_is_key``: ``old`` carries only the columns of the replica
+    identity; its other values are None because they were not sent. ``new``: the new row; None for a delete.
     """
 
     kind: str
@@ -84,9 +84,9 @@ class RowChange(NamedTuple):
 
 
 class OversizedRow(NamedTuple):
-    """The change of a row that is too long to be read into memory. ``WalStream`` makes it, not the server.
+    """The change of a row that is too long to read into memory. ``Frames`` makes it, not the server.
 
-    ``kind`` and ``relation`` as in ``RowChange``. ``size``: of the change's message, in bytes.
+    ``kind`` and ``relation`` as in ``RowChange``. ``size``: size of the change's message in bytes.
     """
 
     kind: str
@@ -101,7 +101,7 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """What ``pg_logical_emit_message`` wrote. If not ``transactional``, it stands outside transactions."""
+    """A message of ``pg_logical_emit_message``. If not ``transactional``, it is in no transaction."""
 
     transactional: bool
     lsn: int
@@ -110,9 +110,9 @@ class LogicalMessage(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """The messages up to ``StreamStop`` belong to ``xid``, which has not committed.
+    """The start of a block: the messages up to ``StreamStop`` belong to ``xid``, which has not committed.
 
-    ``first``: this is its first such block.
+    ``first``: this is the first block of the transaction.
     """
 
     xid: int
@@ -120,11 +120,11 @@ class StreamStart(NamedTuple):
 
 
 class StreamStop(NamedTuple):
-    """A block ends; more may follow."""
+    """The end of a block. The transaction may have more blocks."""
 
 
 class StreamCommit(NamedTuple):
-    """A transaction that was sent in blocks has committed; the rest as in ``Commit``."""
+    """The commit of a transaction that was sent in blocks. The other fields are those of ``Commit``."""
 
     xid: int
     commit_lsn: int
@@ -133,9 +133,7 @@ class StreamCommit(NamedTuple):
 
 
 class StreamAbort(NamedTuple):
-    """The sub-transaction ``subxid`` of ``xid`` was rolled back; the whole transaction, if both are the
-    same.
-    """
+    """The rollback of sub-transaction ``subxid`` of ``xid``. If both are the same, the whole transaction."""
 
     xid: int
     subxid: int
@@ -192,7 +190,7 @@ class Decoder:
         }
 
     def decode(self, message: bytes) -> Message | None:
-        """Decode one message; None for Origin and Type, which carry nothing that lands.
+        """Decode one message; return None for Origin and Type, which contain nothing that lands.
 
         Raises ``ProtocolViolation`` for a message that protocol version 2 does not have, or that names a
         relation not described before.
@@ -256,13 +254,13 @@ class Decoder:
 
 
 def begin_of(transactions: Transactions, number: int) -> Begin:
-    """Return the beginning of one of ``transactions``."""
+    """Return the ``Begin`` of transaction ``number`` of ``transactions``."""
     micros = from_microseconds(int(transactions.commit_micros[number]))
     return Begin(int(transactions.commit_lsns[number]), micros, int(transactions.xids[number]))
 
 
 def commit_of(transactions: Transactions, number: int) -> Commit:
-    """Return the end of one of ``transactions``."""
+    """Return the ``Commit`` of transaction ``number`` of ``transactions``."""
     begin = begin_of(transactions, number)
     return Commit(begin.commit_lsn, int(transactions.end_lsns[number]), begin.commit_ts)
 
@@ -296,9 +294,7 @@ def _stream_abort(message: bytes) -> StreamAbort:
 
 
 def begin_and_commit(stream_commit: bytes) -> tuple[bytes, bytes]:
-    """Return the two messages that protocol version 1 puts around a transaction, made from
-    ``StreamCommit``.
-    """
+    """Return Begin and Commit as protocol version 1 sends them, made from a ``StreamCommit`` message."""
     xid, flags_and_on, commit_lsn, commit_ts = (
         stream_commit[1:5],
         stream_commit[5:],
@@ -321,7 +317,7 @@ def _ignored(_message: bytes) -> None:
 
 
 def _tuple(message: bytes, at: int) -> tuple[list[Value], int]:
-    """Return the values of a TupleData that starts at ``at``, and where it ends. The hot loop."""
+    """Return the values of the TupleData that starts at ``at``, and where it ends. This is the hot loop."""
     count = message[at] << 8 | message[at + 1]
     at += 2
     values: list[Value] = []

@@ -1,7 +1,7 @@
-"""Makes the landed events of decoded messages, one at a time, with key and row images.
+"""Makes landed events with key and row images from decoded messages, one message at a time.
 
-This defines what an event *is*. ``change_block`` converts most row changes, a block at a time, and must give
-the same events.
+This module defines what an event *is*. ``change_block`` converts most row changes, a block at a time, and
+must give the same events.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class EventHeader(NamedTuple):
 
 
 def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tuple[LandedEvent, ...]:
-    """Return one event, or two for an update that changed the key: ``d`` of the old key, ``c`` of the new.
+    """Return one event; or two if the key changed: ``d`` of the old key, ``c`` of the new key.
 
-    Both carry the old row as it was sent (``before``): all of it under replica identity FULL, else the
-    columns of the identity.
+    Both of the two carry in ``before`` the old row as it was sent: the whole row under replica identity FULL,
+    else the columns of the replica identity. Raises ``KeyNotSent`` if a part of the old key was not sent.
     """
     old, new = change.old, change.new
     before = None if old is None else schema.old_image(old, change.old_is_key)
@@ -93,7 +93,7 @@ def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tup
 
 
 def oversized_event(kind: str, name: TableName, header: EventHeader) -> LandedEvent:
-    """Return the event of a row that is too large to read: without a key and without an image."""
+    """Return the event of a row that is too large to read. It has no key and no image."""
     return _event(header, _OPS[kind], name, _Content())
 
 
@@ -103,7 +103,7 @@ def truncate_event(name: TableName, header: EventHeader) -> LandedEvent:
 
 
 def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
-    """Return an ``m`` event, which is of no table; ``after`` holds the prefix and the content in base64."""
+    """Return the ``m`` event of a message, without a table. ``after``: prefix, and content in base64."""
     content = base64.b64encode(message.content).decode()
     return LandedEvent(
         header.epoch, header.commit_lsn, header.ordinal, "m", header.commit_ts, header.xid, header.lsn,
@@ -112,7 +112,7 @@ def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
 
 
 class _Content(NamedTuple):
-    """What an event carries beside its header: JSON texts, and the columns that were not sent."""
+    """The content of an event besides its header: JSON texts, and the columns that were not sent."""
 
     key: str | None = None
     before: str | None = None
@@ -131,7 +131,7 @@ def _event(header: EventHeader, op: str, name: TableName, content: _Content) -> 
 class RowSchema:
     """The schema of a table as the stream described it, with everything that is derived from it once.
 
-    ``KeyNotSent`` if it lacks the contract's key.
+    Raises ``KeyNotSent`` if the replica identity lacks the contract's key.
     """
 
     def __init__(
@@ -142,18 +142,20 @@ class RowSchema:
         name: TableName | None = None,
         partitioned: bool = False,
     ) -> None:
-        """``contract_key``: key columns of the table's contract; None without a contract; empty if its events
-        shall have no key. ``name``: the partitioned table that ``relation`` is a partition of; None: its own.
+        """Derive everything from ``relation``.
 
-        ``partitioned``: the old rows come from partitions and carry the columns of the partition's replica
-        identity. The table's own replica identity decides whether they are sent as keys or as whole rows.
+        ``contract_key``: key columns of the table's contract; None without a contract; empty if its events
+        must have no key. ``name``: the partitioned table that ``relation`` is a partition of; None: the
+        relation's own name. ``partitioned``: the old rows come from partitions and carry the columns of the
+        partition's replica identity. The table's own replica identity decides whether they are sent as keys
+        or as whole rows.
         """
         self.relation, self.partitioned = relation, partitioned
         self.name = name or (relation.schema, relation.table)
         self.names = tuple(column.name for column in relation.columns)
         self.identity = [i for i, column in enumerate(relation.columns) if column.in_identity]
         identity_names = tuple(self.names[i] for i in self.identity)
-        # With replica identity NOTHING the source refuses updates and deletes, and inserts carry all columns.
+        # With replica identity NOTHING the server refuses updates and deletes, and inserts carry all columns.
         carried = self.names if relation.replica_identity == "n" else identity_names
         if contract_key is not None and not set(contract_key) <= set(carried):
             missing = ", ".join(sorted(set(contract_key) - set(carried)))
@@ -179,7 +181,7 @@ class RowSchema:
         return Literals.of_objects(self.names)
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
-        """Return the key in ``values``. A key value that was not sent again is taken from ``fallback``."""
+        """Return the key in ``values`` as JSON; None without a key. ``fallback`` replaces unsent values."""
         if not self.key_indexes:
             return None
         key_values = [values[i] for i in self.key_indexes]
@@ -188,7 +190,7 @@ class RowSchema:
         return orjson.dumps(key_values).decode()
 
     def old_key(self, values: list[Value]) -> str | None:
-        """Return the key in an old row. ``KeyNotSent`` if a part of it was not sent."""
+        """Return the key in an old row. Raises ``KeyNotSent`` if a part of it was not sent."""
         lacking = [self.names[i] for i in self.key_indexes if values[i] is None]
         if lacking and self._contracted and self.partitioned:
             raise KeyNotSent(
@@ -201,7 +203,7 @@ class RowSchema:
         return self.key(values, None)
 
     def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
-        """Return the row as sent, and the columns that were not sent."""
+        """Return the new row as sent, and the names of the columns that were not sent; None for none."""
         names = self.names
         if UNCHANGED not in values:
             return orjson.dumps(dict(zip(names, values, strict=True))).decode(), None
@@ -210,9 +212,10 @@ class RowSchema:
         return orjson.dumps(sent).decode(), unchanged
 
     def old_image(self, values: list[Value], is_key: bool) -> str:
-        """Return the old row as sent. A key tuple has no values for the other columns, so they are left out.
+        """Return the old row as sent. Leaves out the columns that a key tuple has no values for.
 
-        Of a partitioned table nulls are left out too: a partition's replica identity may lack the column.
+        For a partitioned table it leaves out nulls too, because a partition's replica identity may lack the
+        column.
         """
         if self.partitioned:
             indexes = self.identity if is_key else range(len(values))

@@ -1,4 +1,4 @@
-"""Finds texts in a block of bytes, column by column, and joins columns of texts to JSON.
+"""Finds texts in a block of bytes, column by column, and joins columns of texts into JSON.
 
 Everything is arithmetic over all rows at once; no Python object is made for a row or a value. The JSON is
 byte for byte what ``orjson`` writes for each row.
@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 Letters = npt.NDArray[np.uint8]
 
 PADDING = bytes(8)
-"""Appended to a block, so that reading a length never leaves it, even where a row ends without one."""
+"""Appended to a block, so that reading a length stays within the block even if a row ends without one."""
 
 PIECE_BYTES = 1024 * 1024
 
@@ -38,7 +38,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 def keep_freed_memory() -> None:
     """Let the process keep freed memory for the next block (Linux with glibc).
 
-    Otherwise each block returns its memory to the system, and the next asks for it page by page.
+    Without this, each block returns its memory to the system, and the next block requests it page by page.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -54,8 +54,9 @@ class Irregular(ValueError):
 class TupleValues:
     """The values of some tuples, one after another: ``kinds``, and ``starts`` and ``stops`` in the block.
 
-    For each tuple, ``first``: number of its first value; ``counts``: number of its values; ``ends``: where it
-    ends in the block; ``whole``: whether it has the expected layout. If not, its values mean nothing.
+    The other arrays have one entry per tuple. ``first``: number of its first value. ``counts``: number of its
+    values. ``ends``: where it ends in the block. ``whole``: whether it has the expected layout; if not, its
+    values mean nothing.
     """
 
     kinds: Letters
@@ -67,7 +68,7 @@ class TupleValues:
     whole: Flags
 
     def followed_by(self, other: TupleValues) -> TupleValues:
-        """Return these values, followed by the ``other`` ones."""
+        """Return these values, followed by those of ``other``."""
         if not len(other.counts):
             return self
         both = ((getattr(self, each), getattr(other, each)) for each in self.__slots__)
@@ -79,8 +80,9 @@ class TupleValues:
 def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positions) -> TupleValues:
     """Return the values of the TupleData that begin at ``at``.
 
-    Format: PostgreSQL manual, "Logical Replication Message Formats". ``counts``: columns of each, at least
-    one. ``limits``: the farthest that each may reach. ``block`` must end with ``PADDING``.
+    Format: PostgreSQL manual, "Logical Replication Message Formats". ``counts``: number of columns of each
+    tuple, at least one. ``limits``: where each tuple must end at the latest. ``block`` must end with
+    ``PADDING``.
     """
     letters, lengths = np.frombuffer(block, np.uint8), words(block, ">u4")
     first = np.cumsum(counts) - counts
@@ -98,11 +100,11 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
             tuples = np.arange(len(counts)) if active is None else active
             ends[tuples] = at
             active, at, limit, index = tuples[going_on], at[going_on], limit[going_on], index[going_on]
-        # Read nothing behind a message. A tuple that is too long stays at its limit, and is found below.
+        # Read nothing after the message. A tuple that is too long stays at its limit and is found below.
         at = np.minimum(at, limit)
         kind = letters[at]
         is_text = kind == TUPLE_TEXT
-        # The length precedes the text; what is read there for other columns is ignored.
+        # The length precedes the text. For other kinds, what is read there is ignored.
         start = at + 1 + 4 * is_text
         kinds[index], starts[index] = kind, start
         at = start + lengths[at + 1] * is_text
@@ -117,16 +119,17 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
 
 
 def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield ``letters`` in pieces, at least one, to bound memory.
+    """Yield ``letters`` in pieces, at least one, to limit memory.
 
-    Each intermediate array is as large as the letters, so one large row would need several times its size.
+    Each intermediate array is as large as its piece. Without pieces, one large row would need several times
+    its size.
     """
     for start in range(0, max(1, len(letters)), PIECE_BYTES):
         yield letters[start : start + PIECE_BYTES]
 
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
-    """Return the numbers at ``at``, aligned or not. ``form``: their type, such as ``>u4``."""
+    """Return the numbers at the offsets ``at``, aligned or not. ``form``: numpy type, such as ``>u4``."""
     return words(block, form)[at]
 
 
@@ -141,13 +144,13 @@ _FIRST_UNESCAPED = 0x20
 
 
 def escape(letter: str) -> str:
-    """Return how ``letter`` is written in a JSON string."""
+    """Return ``letter`` as it is written in a JSON string."""
     return orjson.dumps(letter).decode()[1:-1]
 
 
 def escaped(texts: pa.StringArray) -> pa.StringArray:
-    """Return ``texts`` as they stand between the quotes of a JSON string."""
-    # The backslash first, because the other escapes add new ones.
+    """Return ``texts`` as they are written between the quotes of a JSON string."""
+    # The backslash first, because the other escapes add backslashes.
     for letter in sorted(_special_letters(texts), reverse=True):
         pattern = chr(letter)
         texts = pc.replace_substring(texts, pattern=pattern, replacement=escape(pattern))
@@ -155,12 +158,12 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def json_arrays(columns: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Return one JSON array per row of the values in ``columns`` (one or more, escaped)."""
+    """Return one JSON array per row of the values in ``columns`` (at least one, escaped)."""
     return _joined("[", ["" for _ in columns], columns, "]")
 
 
 def json_objects(names: Sequence[str], columns: Sequence[pa.StringArray]) -> pa.StringArray:
-    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped)."""
+    """Return one JSON object per row, ``names`` → ``columns`` (at least one, escaped)."""
     return _joined("{", [orjson.dumps(name).decode() + ":" for name in names], columns, "}")
 
 
@@ -180,7 +183,7 @@ def _joined(
 
 
 def _values(texts: pa.StringArray) -> pa.StringArray:
-    """Return JSON strings, and ``null`` for null."""
+    """Return ``texts`` as JSON strings, and ``null`` for nulls."""
     return pc.fill_null(pc.binary_join_element_wise('"', texts, '"', ""), "null")
 
 

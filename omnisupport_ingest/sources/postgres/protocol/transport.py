@@ -1,8 +1,8 @@
 """Sends and receives the bytes of a replication connection that psycopg2 has opened.
 
-Without encryption they are read from the socket itself, many at a time: libpq hands out one message per call,
-which costs as much as the rest of reading. With TLS or GSSAPI only libpq can decrypt them, so it is called as
-the C library that psycopg2 is linked with.
+Without encryption, bytes are read from the socket directly, many at a time: libpq returns one message per
+call, which costs as much as the rest of reading. With TLS or GSSAPI only libpq can decrypt them, so its C
+functions are called, in the library that psycopg2 is linked with.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from omnisupport_ingest.sources.postgres.session.silence import Awaited
 
 _COPY_BOTH_RESPONSE, _ERROR = ord("W"), ord("E")
 _END_OF_STREAM = b"cC"
-"""CopyDone, and CommandComplete, which a server sends alone when it shuts down."""
+"""CopyDone and CommandComplete. A server that shuts down sends CommandComplete alone."""
 _ANY_TIME = b"NSA"
-"""NoticeResponse, ParameterStatus, NotificationResponse: they may arrive at any time, and are ignored."""
+"""NoticeResponse, ParameterStatus, NotificationResponse: they may arrive at any time and are ignored."""
 _COPY_BOTH = 8
 _READ_NOW = 1
 _ENDED = -1
 _SEND_SECONDS = 5.0
-"""Seconds that a status may wait for the socket to take it; the server reads between two messages."""
+"""Seconds that sending a status may wait for the socket; a server reads only between two messages."""
 
 
 class Refused(Exception):
@@ -42,32 +42,33 @@ class Refused(Exception):
 
 
 class Transport(Protocol):
-    """One connection. ``SourceUnavailable`` where the server has gone."""
+    """One replication connection. Every method raises ``SourceUnavailable`` if the server has gone."""
 
     def start(self, command: str, frames: Frames, answer: Awaited) -> None:
-        """Start replication; ``frames`` gets what the server sends after its answer.
+        """Start replication. ``frames`` receives what the server sends after its answer.
 
-        ``Refused``; ``OperationalError`` if waiting for the ``answer`` was given up.
+        Raises ``Refused`` if the server refuses, and ``OperationalError`` if waiting for the ``answer`` was
+        given up.
         """
 
     def receive(self, frames: Frames) -> bool:
-        """Receive what has arrived, without waiting; return whether anything has."""
+        """Receive what has arrived, without waiting; return whether anything has arrived."""
 
     def send_copy_data(self, message: bytes) -> None:
-        """Send one message of COPY."""
+        """Send one CopyData message."""
 
     def end(self) -> None:
         """Tell the server that we send nothing more."""
 
     def handle_frame(self, letter: int, content: bytes) -> None:
-        """Handle a frame that does not belong to the stream: an error of the server, or the stream's end.
+        """Handle a frame that is not part of the stream: an error of the server, or the end of the stream.
 
-        Ignores the frames that may arrive at any time. ``ProtocolViolation`` for any other.
+        Ignores frames that may arrive at any time. Raises ``ProtocolViolation`` for any other frame.
         """
 
 
 def transport_of(connection: Connection) -> Transport:
-    """Return the transport for ``connection``, which is idle."""
+    """Return the transport for ``connection``, which must be idle."""
     library = _libpq()
     handle = ctypes.c_void_p(connection.pgconn_ptr)
     encrypted = connection.info.ssl_in_use or library.PQgssEncInUse(handle)
@@ -75,7 +76,7 @@ def transport_of(connection: Connection) -> Transport:
 
 
 class SocketTransport:
-    """The socket itself. libpq must not be waiting for anything on the connection."""
+    """Uses the socket directly. libpq must not be waiting for anything on the connection."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -85,7 +86,8 @@ class SocketTransport:
         self._writable.register(descriptor, select.POLLOUT)
 
     def start(self, command: str, frames: Frames, answer: Awaited) -> None:
-        # Sent here and not by libpq, which would take the beginning of the stream into its own buffer.
+        # The command is sent here and not by libpq, which would read the beginning of the stream into its own
+        # buffer.
         self._send(b"Q", command.encode() + b"\0")
         while True:
             while (frame := frames.pop()) is not None:
@@ -144,7 +146,7 @@ class SocketTransport:
 
 
 class LibpqTransport:
-    """libpq, for a connection that is encrypted."""
+    """Uses libpq, for an encrypted connection."""
 
     def __init__(self, library: ctypes.PyDLL, handle: ctypes.c_void_p) -> None:
         self._pq, self._handle = library, handle
@@ -181,7 +183,7 @@ class LibpqTransport:
             elif not self._pq.PQconsumeInput(self._handle):
                 raise self._gone(ended=False)
             else:
-                # Nothing whole was buffered: now there is what the socket held.
+                # No whole message was buffered. Now the socket has been read, so one may be.
                 read_socket = True
         frames.received(0)
         return taken > 0
@@ -199,7 +201,7 @@ class LibpqTransport:
             raise self._gone(ended=False)
 
     def handle_frame(self, letter: int, content: bytes) -> None:
-        """Nothing: libpq keeps such frames to itself."""
+        """Does nothing: libpq handles such frames itself."""
 
     def _message(self, frames: Frames, length: int) -> bytes:
         try:
@@ -210,9 +212,7 @@ class LibpqTransport:
             self._free(self._buffer)
 
     def _gone(self, *, ended: bool) -> SourceUnavailable:
-        """Return the error. ``ended``: the server has ended the stream itself, perhaps with an error
-        message.
-        """
+        """Return the error for a lost stream. ``ended``: the server ended it itself, perhaps by an error."""
         reason = self._error_at_end() if ended else ""
         return stream_closed(reason or _one_line(self._pq.PQerrorMessage(self._handle)) or "end of stream")
 
@@ -235,9 +235,9 @@ def stream_closed(reason: str) -> SourceUnavailable:
 
 
 def _error_text(content: bytes, fields: bytes = b"SM") -> str:
-    """Return what an ErrorResponse says (manual, "Error and Notice Message Fields"), as libpq writes it.
+    """Return the text of an ErrorResponse (manual, "Error and Notice Message Fields") as libpq writes it.
 
-    By default without the fields that may quote data.
+    ``fields``: letters of the fields to include; by default none that may quote data.
     """
     fields_by_letter = {each[0]: each[1:] for each in content.split(b"\0") if each}
     severity = fields_by_letter.get(ord("S"), b"ERROR")
@@ -257,10 +257,11 @@ def _libpq() -> ctypes.PyDLL:
     """Return the libpq that psycopg2 is linked with, found through psycopg2's own library."""
     file = psycopg2._psycopg.__file__
     library, unlocked = ctypes.PyDLL(file), ctypes.CDLL(file)
-    # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
-    # batches gets its turns; for the other calls, one for each message, that would cost too much.
+    # While it takes bytes from the socket, PQconsumeInput releases the interpreter's lock, so that the thread
+    # that makes batches can run. For the other functions, called once per message, that would cost too much.
     library.PQconsumeInput = unlocked.PQconsumeInput  # type: ignore[attr-defined]
-    # These wait for the server's answer, which a thread beside them may have to give up.
+    # These two wait for the server's answer, so they release the lock too: another thread may have to end the
+    # wait.
     library.PQexec = unlocked.PQexec  # type: ignore[attr-defined]
     library.PQgetResult = unlocked.PQgetResult  # type: ignore[attr-defined]
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p

@@ -1,9 +1,9 @@
 """The replication stream as raw messages.
 
-psycopg2's own replication cursor answers keepalives by itself, and moves the confirmed position with them.
-Here a position may be confirmed only when it is durable in landing. So the messages are read below it
-(``transport``), on the connection that it opened. Message formats: PostgreSQL manual, "Streaming Replication
-Protocol".
+psycopg2's own replication cursor answers keepalives by itself and confirms a position with each answer. Here
+a position may be confirmed only when it is durable in landing. So ``transport`` reads the messages without
+that cursor, on the connection that psycopg2 opened. Message formats: PostgreSQL manual, "Streaming
+Replication Protocol".
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, lite
 from omnisupport_ingest.sources.postgres.session.silence import Awaited, Silence
 
 POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-"""PostgreSQL counts microseconds from here."""
+"""PostgreSQL counts microseconds from this time."""
 
 _KEEPALIVE = struct.Struct("!xQ8xB")
 _STATUS = struct.Struct("!cQQQqB")
 
 _GATHER_SECONDS = 0.0005
-"""Seconds to let more messages arrive after some have; far less than the age of a batch."""
+"""Seconds to let more messages arrive after the first ones; far less than the age of a batch."""
 
 _END_SECONDS = 5.0
 """Seconds to wait for the end of a stream: the server may be in the middle of a transaction."""
@@ -41,7 +41,7 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The server has sent everything before ``wal_end``. ``reply_now``: it waits for a status."""
+    """The server has sent everything before ``wal_end``. ``reply_now``: it expects a status now."""
 
     wal_end: Lsn
     reply_now: bool
@@ -53,12 +53,12 @@ class Keepalive:
 
 
 def from_microseconds(since_2000: int) -> datetime:
-    """Return a protocol timestamp as a datetime in UTC."""
+    """Return a protocol timestamp (microseconds since 2000) as a datetime in UTC."""
     return POSTGRES_EPOCH + timedelta(microseconds=since_2000)
 
 
 class WalStream:
-    """A started logical replication stream. Not for use from several threads."""
+    """A started logical replication stream. Not thread-safe."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class WalStream:
     ) -> None:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
-        ``in_progress``: large transactions are sent before they commit (PostgreSQL 14 and newer).
+        ``in_progress``: let the server send large transactions before they commit (PostgreSQL 14 and newer).
         ``max_row_bytes``: a longer message is not read into memory (see ``read``); None: no limit. Raises
         ``SourceUnavailable`` with the server's reason if it refuses.
         """
@@ -94,7 +94,7 @@ class WalStream:
     def read(self) -> bytes | None:
         """Return the next message, or None if none has arrived yet. Never waits.
 
-        A row change that is too long is returned as a message that decodes to ``pgoutput.OversizedRow``.
+        For a row change that is too long, returns a message that decodes to ``pgoutput.OversizedRow``. Raises
         ``RowTooLarge`` if another message is too long.
         """
         while True:
@@ -116,7 +116,7 @@ class WalStream:
         return self._frames.rows()
 
     def transactions(self) -> Transactions | None:
-        """Return the received transactions that are whole and hold row changes alone, or None."""
+        """Return the received transactions that are whole and contain only row changes, or None."""
         return self._frames.transactions()
 
     @property
@@ -125,13 +125,13 @@ class WalStream:
         return self._frames.max_row_bytes or 0
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, at most ``seconds``; not at all if they are negative.
+        """Wait until something arrives, at most ``seconds``; not at all if that is negative.
 
-        ``SourceUnavailable`` if the server owes a reply, has been silent for longer than the connection
-        tolerates, and is not at work.
+        Raises ``SourceUnavailable`` if the server owes a reply, has been silent for longer than the
+        connection tolerates, and its session is not working.
         """
         if self._receiving:
-            # Let more arrive: waking up for every few changes costs both sides more.
+            # Let more messages arrive: waking up for every few changes costs both sides more.
             self._receiving = False
             time.sleep(max(0.0, min(seconds, _GATHER_SECONDS)))
         elif self._socket.poll(max(0.0, seconds) * 1000):
@@ -153,16 +153,16 @@ class WalStream:
 
     @property
     def silence(self) -> Silence:
-        """The tolerated silence of the server."""
+        """How long the server may be silent."""
         silence: Silence = self._connection.silence
         return silence
 
     def confirm(self, durable: Lsn | None, *, received: Lsn, request_reply: bool = False) -> None:
         """Confirm to the server that everything that committed below ``durable`` is in landing.
 
-        The server need not send it again. None leaves the slot where it is. ``received`` (at or above
-        ``durable``) only quiets the server's keepalives. ``request_reply``: request a keepalive, which says
-        how far the server has read its WAL.
+        The server need not send it again. None: the slot's confirmed position stays. ``received`` (at or
+        above ``durable``) only reduces the server's keepalives. ``request_reply``: request a keepalive, which
+        says how far the server has read its WAL.
         """
         now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
         flushed = durable.value if durable is not None else 0
@@ -174,13 +174,12 @@ class WalStream:
             self._reply_requested_at = time.monotonic()
 
     def end(self) -> None:
-        """End the stream in order, so that the server has received every ``confirm``; call ``close``
-        afterwards.
+        """End the stream in order, so that the server receives every ``confirm``; then call ``close``.
 
-        Waits a few seconds at most. A server loses what it has not read when a connection is just closed; the
-        next start would then look like one after a crash.
+        Waits a few seconds at most. If a connection is just closed, the server loses what it has not read,
+        and the next start looks like one after a crash.
         """
-        # The end comes as an error, after everything that was sent before it.
+        # The end arrives as an error, after everything that was sent before it.
         with suppress(SourceUnavailable):
             self._transport.end()
             give_up = time.monotonic() + _END_SECONDS

@@ -1,6 +1,6 @@
-"""Errors for connections that fail, each with its fix, recognised by the messages of the server and of libpq.
+"""Errors for failed connections, each with its fix, recognised by the messages of the server and of libpq.
 
-libpq gives no error code for a failed connection, only a text. Some servers translate their messages; an
+libpq gives no error code for a failed connection, only a text. Some servers translate their messages. An
 unknown text gets a general fix.
 """
 
@@ -31,15 +31,13 @@ SOURCE = DatabaseLabel("the source", "OMNISUPPORT_SOURCE_DSN")
 
 
 def label_of(dsn: str) -> DatabaseLabel:
-    """Return how messages name the source at ``dsn``, which knows its place if a definition names it."""
+    """Return how messages name the source at ``dsn``, and the setting or definition that holds it."""
     return DatabaseLabel(SOURCE.name, dsn.place) if isinstance(dsn, NamedSecret) else SOURCE
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A failure whose message holds any of ``words``. ``refused``: it lasts until a person changes
-    something.
-    """
+    """A failure whose message contains any of ``words``. ``refused``: a person must change something."""
 
     words: tuple[str, ...]
     fix: str
@@ -119,8 +117,8 @@ def connection_error(
 ) -> IngestError:
     """Return our error for ``error``, raised while connecting to the database of ``label``.
 
-    ``parameters``: the parts of the connection string. ``SourceRefused`` for what a person must change,
-    ``SourceUnavailable`` for what may pass by itself. No part of it holds a password.
+    ``parameters``: the parts of the connection string. The result is ``SourceRefused`` if a person must
+    change something, ``SourceUnavailable`` if the failure may pass by itself. It never contains a password.
     """
     message = str(error)
     kind, fix = _known(message, parameters, label)
@@ -148,15 +146,15 @@ def destination(parameters: Mapping[str, str], server: str = SOURCE.name) -> str
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a message, without a full stop; later lines may quote data."""
+    """Return the first line of the message of ``error``, without a full stop. Later lines may quote data."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else "the connection is closed"
 
 
 def _refusal(message: str, parameters: Mapping[str, str], label: DatabaseLabel) -> str | None:
-    """Return the fix for a refusal that depends on the connection string too; None for any other failure."""
+    """Return the fix for a refusal that also depends on the connection string; None for any other failure."""
     if "password authentication failed" in message:
-        # With TLS preferred, libpq tries again without it, and the second refusal only confuses.
+        # If TLS is preferred, libpq tries again without it, and the second refusal only confuses.
         return None
     if "pg_hba.conf" in message:
         return _let_in(message, parameters)

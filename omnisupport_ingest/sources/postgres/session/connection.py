@@ -1,8 +1,8 @@
-"""Connections to the source, with every session setting that shapes values as text pinned.
+"""Opens connections to the source, with every setting pinned that decides how values become text.
 
-The snapshot reads values over a normal connection, the stream over a replication connection. Both
-must write a value as the same text, so both get the same settings from here, whatever the server,
-the database or the role has as its default.
+The snapshot reads values over a normal connection, the stream over a replication connection. Both must write
+a value as the same text. So both get the same settings from here, whatever the defaults of the server, the
+database or the role are.
 """
 
 from __future__ import annotations
@@ -40,35 +40,37 @@ VALUE_SETTINGS: dict[str, str] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
-    # Names of types and of what a value refers to (``regclass``): with a schema or without, quoted or plain.
+    # Decide whether names of types, and of objects that a value refers to (``regclass``), are quoted and have
+    # a schema.
     "search_path": "public",
     "quote_all_identifiers": "off",
 }
 """Settings that decide how PostgreSQL writes values as text; recorded with each epoch."""
 
 QUOTING_SETTINGS: dict[str, str] = {
-    # With "off" a backslash would begin an escape in what ``quoting.literal`` writes.
+    # With "off" a backslash would begin an escape in the strings that ``quoting.literal`` writes.
     "standard_conforming_strings": "on",
-    # With "off" the NULL in the literal of an array, of a key say, would be a text.
+    # With "off" the NULL in the literal of an array (a key, for example) would be a text.
     "array_nulls": "on",
-    # With "on" the ``= NULL`` in a row filter that is read back would be an ``IS NULL``.
+    # With "on" the ``= NULL`` in a row filter that is read back would become ``IS NULL``.
     "transform_null_equals": "off",
 }
-"""Settings that decide how PostgreSQL reads the SQL that we write. Those for strings with escapes (``E'…'``:
-``backslash_quote``, ``escape_string_warning``) and for XML (``xmloption``) are left out, as we write neither.
-A setting of the connection overrides those of ``ALTER ROLE``, ``ALTER DATABASE`` and the server's files."""
+"""Settings that decide how PostgreSQL reads the SQL that we write. Settings for strings with escapes
+(``E'…'``: ``backslash_quote``, ``escape_string_warning``) and for XML (``xmloption``) are left out, because
+we write neither. A setting of the connection overrides those of ``ALTER ROLE``, ``ALTER DATABASE`` and the
+server's files."""
 
 _SESSION_SETTINGS: dict[str, str] = {
     # Reading a large table, or waiting for a slot, may take longer than a role's default allows.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    # A row-level policy must fail the read, never thin out the rows.
+    # A row-level security policy must make the read fail, never hide rows.
     "row_security": "off",
 }
 
 _SQL_SETTINGS: dict[str, str] = {
-    # A long wait for a table lock is reported and capture is started again; a statement that waits cannot be
-    # stopped. Making a slot waits for transactions, not for locks of this kind.
+    # A long wait for a table lock is reported, and capture is started again. Without a limit, a waiting
+    # statement could not be stopped. Making a slot waits for transactions, which this limit does not concern.
     "lock_timeout": "10s",
 }
 
@@ -80,22 +82,21 @@ _NEWER_TIMEOUTS: tuple[tuple[int, str], ...] = (
 
 _DEFAULTS: dict[str, str] = {
     "connect_timeout": "10",
-    # A server that vanished without closing the connection is noticed in about a minute.
+    # A server that vanishes without closing the connection is noticed in about a minute.
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
 }
 
 _SILENCE = "tcp_user_timeout"
-"""Parameter of a connection string: how long the server may be silent, in milliseconds. libpq limits with it
-the time until sent data is acknowledged; ``silence`` covers a server from which nothing comes.
-"""
+"""Parameter of a connection string: how long the server may be silent, in milliseconds. libpq uses it to
+limit the time until sent data is acknowledged. ``silence`` handles a server that sends nothing."""
 
 
 def with_silence(dsn: str, seconds: float) -> str:
     """Return ``dsn`` with ``seconds`` as the tolerated silence, unless it sets one itself.
 
-    A string that cannot be read is returned as it is; connecting by it raises the error.
+    A ``dsn`` that cannot be read is returned unchanged; connecting with it raises ``BadDsn``.
     """
     try:
         parameters = dsn_parts(dsn)
@@ -105,17 +106,17 @@ def with_silence(dsn: str, seconds: float) -> str:
 
 
 def at_place_of(dsn: str, changed: str) -> str:
-    """Return ``changed``, made of ``dsn``, as a connection string that messages name as they do that."""
+    """Return ``changed``, which was made from ``dsn``, so that messages name it as they name ``dsn``."""
     return NamedSecret(changed, dsn.place) if isinstance(dsn, NamedSecret) else changed
 
 
 def connect(
     dsn: str, *, application_name: str = "omnisupport-ingest", label: DatabaseLabel | None = None
 ) -> Connection:
-    """Open an autocommit connection for SQL.
+    """Open a connection for SQL, in autocommit.
 
-    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database by
-    ``label`` (None: a source).
+    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``; they name the database by ``label`` (None:
+    as a source).
     """
     return _connect(dsn, application_name, {}, replication=False, label=label)
 
@@ -125,8 +126,8 @@ def connect_replication(
 ) -> Connection:
     """Open a connection to the walsender of the database in ``dsn`` (replication commands and SQL).
 
-    ``decoding_memory``: bytes that the server may fill with transactions it decodes (65,536 or more); None
-    for the server's own setting.
+    ``decoding_memory``: bytes that the server may use for transactions that it decodes (65,536 or more);
+    None: the server's own setting. Raises as ``connect`` does.
     """
     more = {} if decoding_memory is None else {"logical_decoding_work_mem": f"{decoding_memory // 1024}kB"}
     return _connect(dsn, application_name, more, replication=True)
@@ -134,7 +135,7 @@ def connect_replication(
 
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
-    """Turn operational errors into ``SourceUnavailable``; ``doing`` completes "while …"."""
+    """Turn operational errors into ``SourceUnavailable``. ``doing``: completes "while …" in its message."""
     try:
         yield
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
@@ -146,7 +147,7 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no types
-    """A connection whose ``commit`` and ``rollback`` are watched, as its cursors' calls are."""
+    """A connection whose ``commit`` and ``rollback`` are watched for silence, as its cursors are."""
 
     silence: Silence
     label: DatabaseLabel
@@ -189,14 +190,15 @@ def _connect(
     connection.label = label
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     if not replication:
-        # One for replication is in autocommit from the start.
+        # A replication connection is in autocommit from the start.
         connection.autocommit = True
     _lift_newer_timeouts(connection)
     return connection
 
 
 def writer_dsn(dsn: str) -> str:
-    """Return ``dsn`` with the settings for values and quoting, for a program that writes to the source.
+    """Return ``dsn`` with the pinned settings for values and quoting, for a program that writes to the
+    source.
 
     Names and texts then mean the same on every server. Raises ``BadDsn``.
     """
@@ -207,7 +209,7 @@ def writer_dsn(dsn: str) -> str:
 
 
 def connect_writer(dsn: str) -> Connection:
-    """Open a connection for a program that writes to the source, in transactions that it commits.
+    """Open a connection for a program that writes to the source, in transactions that the program commits.
 
     Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``.
     """
@@ -223,9 +225,7 @@ def _options(parameters: dict[str, str], pinned: dict[str, str]) -> str:
 
 
 def _lift_newer_timeouts(connection: Connection) -> None:
-    """Lift timeouts that only newer servers have: as options they would make an older one refuse the
-    connection.
-    """
+    """Lift timeouts that only newer servers know. As options, an older server would refuse them."""
     known = [name for since, name in _NEWER_TIMEOUTS if connection.server_version >= since]
     if known:
         with source_errors("setting up a session"), connection.cursor() as cursor:
@@ -233,9 +233,9 @@ def _lift_newer_timeouts(connection: Connection) -> None:
 
 
 def dsn_parts(dsn: str, label: DatabaseLabel | None = None) -> dict[str, str]:
-    """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password.
+    """Return the parts of ``dsn``. Raises ``BadDsn`` without quoting it: any part may hold a password.
 
-    ``label``: as of ``connect``.
+    ``label``: how the error names the database, as in ``connect``.
     """
     label = label or label_of(dsn)
     try:
@@ -255,7 +255,7 @@ def dsn_parts(dsn: str, label: DatabaseLabel | None = None) -> dict[str, str]:
 
 
 def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:
-    """Return the first row of ``query`` as a tuple; None if there is none."""
+    """Return the first row of ``query`` as a tuple; None if there is no row. Raises psycopg2's errors."""
     with connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(query, parameters)

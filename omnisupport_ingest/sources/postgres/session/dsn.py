@@ -1,4 +1,4 @@
-"""The connection string of the source of a home, for every command and process."""
+"""The connection string of a home's source, for every command and process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
 
 def embedded_server(settings: Settings, home: Home) -> EmbeddedPostgres:
-    """Return the embedded server of ``home``, with the database that the source of ``settings`` has there."""
+    """Return the embedded server of ``home``, with the database of the source that ``settings`` names."""
     return EmbeddedPostgres(home.postgres, database=database_of(settings.source))
 
 
 def source_dsn(settings: Settings, home: Home) -> str:
-    """Return the connection string of the source: the configured one, else the embedded server's.
+    """Return the connection string of the source: the configured one, else that of the embedded server.
 
-    ``SourceUnavailable`` if that server is not running.
+    Raises ``SourceUnavailable`` if the embedded server is needed and not running.
     """
     if settings.source_dsn is not None:
         return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)

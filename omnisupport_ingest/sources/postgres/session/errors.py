@@ -104,7 +104,7 @@ class CapturePaused(IngestError):
 
 
 class CaptureRestarts(Exception):
-    """The capture has ended well because a person requested a restart: whoever ran it runs it again."""
+    """Raised when capture has ended because a person requested a restart. The caller must run it again."""
 
 
 class NotRestartable(IngestError):

@@ -1,4 +1,4 @@
-"""The lease that allows one capture per home and source: a lock that ends with the process that holds it."""
+"""The lease that allows one capture per home and source: a lock that ends with its process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
 
 
 def take_lease(run_folder: Path, source: str) -> NamedLock:
-    """Take the lease on ``source``, a context manager; ``CaptureRunning`` says who holds it."""
+    """Return the taken lease on ``source``, a context manager. Raises ``CaptureRunning`` with its holder."""
     try:
         return NamedLock.take(_file(run_folder, source))
     except LockTaken as taken:

@@ -1,4 +1,4 @@
-"""Names and texts quoted as SQL, because replication commands take no parameters.
+"""Quotes names and texts as SQL, because replication commands take no parameters.
 
 Quoted SQL means the same on every connection that ``connection`` opens: that module pins the settings on
 which quoting depends. A text that PostgreSQL cannot store is refused.
@@ -18,7 +18,7 @@ class NotQuotable(IngestError):
 
 
 def identifier(name: str) -> str:
-    """Return ``name`` as a quoted SQL identifier. ``NotQuotable`` if nothing can have that name."""
+    """Return ``name`` as a quoted SQL identifier. Raises ``NotQuotable`` if it cannot be a name."""
     if not name:
         raise NotQuotable("An empty name cannot be that of anything in PostgreSQL.", fix="Give it a name.")
     _check(name, "name")
@@ -31,16 +31,16 @@ def qualified(schema: str, table: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return ``text`` as an SQL string, for a session with ``standard_conforming_strings``.
+    """Return ``text`` as an SQL string, for a session with ``standard_conforming_strings = on``.
 
-    Raises ``NotQuotable``.
+    Raises ``NotQuotable`` if PostgreSQL cannot store the text.
     """
     _check(text, "text")
     return "'" + text.replace("'", "''") + "'"
 
 
 def _check(text: str, kind: str) -> None:
-    # The text is not quoted in the error: it may be a value of a row.
+    # The error must not quote the text: it may be a value of a row.
     if "\0" in text:
         problem = "the character 0, which PostgreSQL cannot hold"
     elif any("\ud800" <= character <= "\udfff" for character in text):

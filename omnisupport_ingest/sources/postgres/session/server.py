@@ -1,8 +1,9 @@
 """Facts about the source server: its identity, the end of its WAL, its slots, its open transactions.
 
-Open transactions may be of any database of the server; prepared ones have no session. ``pg_locks`` shows them
-to every role, as each transaction holds a lock on its own id. The time of its begin is hidden from a role
-that may not see the sessions of others (PostgreSQL manual, "pg_stat_activity").
+Open transactions may be in any database of the server. Prepared transactions have no session. ``pg_locks``
+shows all of them to every role, because each transaction holds a lock on its own id. The start time of a
+transaction is hidden from a role that may not see the sessions of others (PostgreSQL manual,
+"pg_stat_activity").
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STANDBY = "The server is a standby (it is in recovery); capture reads from the p
 
 
 def standby_fix(connection: Connection) -> str:
-    """Return the fix for a ``connection`` that leads to a standby."""
+    """Return the fix for a ``connection`` that turns out to lead to a standby."""
     return (
         f"Set host and port in {connection.label.setting} to the primary. With several hosts in it, add "
         "target_session_attrs=read-write."
@@ -41,7 +42,7 @@ def standby_fix(connection: Connection) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The server's identity. Another system identifier or timeline is another history."""
+    """The identity of a server. A different system identifier or timeline means a different history."""
 
     system_identifier: str
     timeline: int
@@ -51,7 +52,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class SlotReader:
-    """The session that reads from a slot. ``address`` is None for a Unix socket, or hidden from us."""
+    """The session that reads from a slot. ``address``: None for a Unix socket, or if it is hidden from us."""
 
     pid: int
     application: str | None
@@ -67,11 +68,11 @@ class SlotReader:
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """A replication slot. ``wal_status`` ``lost``: the server has given it up, or removed WAL that it needs.
+    """A replication slot. ``wal_status``: ``lost`` if the server gave it up, or removed WAL that it needs.
 
     ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may still be
     written before the slot is in danger; None without ``max_slot_wal_keep_size``. ``invalidated``: why the
-    server has given the slot up (PostgreSQL 17 and newer).
+    server gave the slot up (PostgreSQL 17 and newer).
     """
 
     name: str
@@ -89,10 +90,10 @@ class SlotFacts:
 
 @dataclass(frozen=True, slots=True)
 class WalClock:
-    """The server's clock, and the end of its flushed WAL read just after it.
+    """The server's clock, and the end of its flushed WAL, read just after the clock.
 
-    A transaction that commits after ``clock`` has its commit record above ``flushed``, except for commits
-    under way at that moment, which ``max_clock_skew`` covers.
+    A transaction that commits after ``clock`` has its commit record above ``flushed``. The exception are
+    commits under way at that moment; ``max_clock_skew`` covers them.
     """
 
     clock: datetime
@@ -109,7 +110,7 @@ def server_facts(dsn: str) -> ServerFacts:
 
 
 def identify(replication: Connection) -> ServerFacts:
-    """Return the facts of the server at the other end of a replication connection."""
+    """Return the facts of the server that a replication connection leads to."""
     with source_errors("asking the server who it is"), replication.cursor() as cursor:
         cursor.execute("IDENTIFY_SYSTEM")
         system_identifier, timeline, _, database = cursor.fetchone()
@@ -120,7 +121,7 @@ def identify(replication: Connection) -> ServerFacts:
 
 def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
     """Return the slot called ``name``; None if there is none."""
-    # A standby has no current WAL position of its own, only what it has replayed.
+    # A standby has no current WAL position, only what it has replayed.
     end = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
     invalidated = "s.invalidation_reason" if connection.server_version >= 170000 else "NULL::text"
     with source_errors("reading the replication slot"), connection.cursor() as cursor:
@@ -153,9 +154,9 @@ def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
 
 
 def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
-    """Wait until no process reads from the slot ``name``; ``SlotInUse`` after ``seconds``.
+    """Wait until no process reads from the slot ``name``. Raises ``SlotInUse`` after ``seconds``.
 
-    The server may notice only after a moment that a reader has died.
+    The server may need a moment to notice that a reader has died.
     """
     give_up = time.monotonic() + seconds
     while (slot := slot_facts(connection, name)) is not None and slot.reader is not None:
@@ -165,7 +166,7 @@ def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
 
 
 def slot_in_use(name: str, reader: SlotReader) -> SlotInUse:
-    """Return the error for a slot that somebody else reads from."""
+    """Return the error for a slot that another process reads from."""
     return SlotInUse(
         f"The replication slot {name} is being read from ({reader}).",
         fix="Stop the other reader, or set OMNISUPPORT_SLOT to a slot of this home's own. If the "
@@ -174,9 +175,9 @@ def slot_in_use(name: str, reader: SlotReader) -> SlotInUse:
 
 
 def wal_clock(connection: Connection) -> WalClock:
-    """Read the server's clock, then the end of its WAL."""
+    """Read the server's clock, then the end of its WAL. Raises ``SourceRefused`` for a standby."""
     with source_errors("reading the server's clock"), connection.cursor() as cursor:
-        # Two statements: within one, the order of evaluation would be the planner's.
+        # Two statements: within one, the planner would choose the order of evaluation.
         cursor.execute("SELECT clock_timestamp()")
         (clock,) = cursor.fetchone()
         try:
@@ -188,9 +189,10 @@ def wal_clock(connection: Connection) -> WalClock:
 
 
 def current_wal_lsn(dsn: str) -> Lsn:
-    """Return the end of the server's flushed WAL: every commit that was acknowledged before lies below it.
+    """Return the end of the server's flushed WAL. Every commit acknowledged before now lies below it.
 
-    Commits under ``synchronous_commit = off`` are acknowledged before the flush, so they may lie above.
+    Commits with ``synchronous_commit = off`` are acknowledged before they are flushed, so they may lie above
+    it.
     """
     connection = connect(dsn)
     try:
@@ -220,20 +222,20 @@ _LONGEST = 80
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An open transaction. ``pid`` is None for a prepared one, ``gid`` for one of a session."""
+    """An open transaction. ``pid``: None for a prepared one. ``gid``: None for one of a session."""
 
     ids: frozenset[int]
-    """Its id and those of its subtransactions, the lower 32 bits."""
+    """The lower 32 bits of its id and of the ids of its subtransactions."""
     pid: int | None
     gid: str | None
     database: str | None
     user: str | None
     seconds: float | None
-    """Since it began, of a prepared one since it was prepared; None where that is hidden."""
+    """Seconds since it began, or since it was prepared; None if that is hidden."""
 
     @property
     def name(self) -> str:
-        """Process id or gid, database and user, by which a person finds it."""
+        """Process id or gid, database and user: enough for a person to find it."""
         where = f"{self.user or 'an unknown user'} in database {self.database or 'unknown'}"
         if self.pid is None:
             gid = self.gid or ""
@@ -248,7 +250,7 @@ class OpenTransaction:
 
 
 def open_transactions(connection: Connection) -> list[OpenTransaction]:
-    """Return every open transaction of the server that has an id, the oldest first."""
+    """Return the open transactions of the server that have an id, the oldest first."""
     with source_errors("looking for transactions"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_OPEN_TRANSACTIONS)
@@ -256,15 +258,15 @@ def open_transactions(connection: Connection) -> list[OpenTransaction]:
 
 
 def listed(transactions: Iterable[OpenTransaction]) -> str:
-    """Return the transactions as a part of a sentence."""
+    """Return ``transactions`` as a part of a sentence."""
     return "; ".join(map(str, transactions))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswer:
-    """Whether the source answered. ``problem``: why not, without a password.
+    """Whether the source answered. ``problem``: why it did not, without a password.
 
-    ``server``: major and minor version. ``slot`` is None if there is none of that name.
+    ``server``: major and minor version. ``slot``: None if there is no slot of that name.
     """
 
     reachable: bool
@@ -274,19 +276,17 @@ class SourceAnswer:
 
 
 class SourceProbe:
-    """Asks the source for its slot in a thread of its own, from the start; ``result`` waits for a bounded
-    time.
-    """
+    """Queries the source for its slot, in its own thread. ``result`` waits a limited time for the answer."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn, self._slot = dsn, slot
         self._result: SourceAnswer | None = None
-        # A name that does not resolve, or a host that swallows packets, must not hold up the caller.
+        # A name that does not resolve, or a host that swallows packets, must not block the caller.
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
     def result(self, seconds: float) -> SourceAnswer:
-        """Return the answer; not reachable if there was none within ``seconds`` from now."""
+        """Return the answer; "not reachable" if there is none within ``seconds`` from now."""
         self._thread.join(seconds)
         return self._result or SourceAnswer(False, f"No answer within {seconds:.1f} seconds.")
 

@@ -1,9 +1,10 @@
-"""Noticing that a source has fallen silent: nothing comes any more, and nothing closes the connection.
+"""Detects a silent source: nothing arrives any more, and nothing closes the connection.
 
-A proxy, a firewall or a frozen machine may stop forwarding and still answer the kernel's keepalives; a reader
-then waits without end. Silence alone proves nothing, as a statement may wait hours for a lock. So after a
-while another connection asks the server what the silent session does. If the session works, the wait goes on.
-If it waits for us, is gone, or the other connection gets no answer either, the silent connection is closed.
+A proxy, a firewall or a frozen machine may stop forwarding and still answer the kernel's keepalives. A reader
+then waits without end. Silence alone proves nothing, because a statement may wait hours for a lock. So after
+a while, another connection asks the server what the silent session is doing. If the session is working, the
+wait goes on. If the session waits for us or is gone, or the other connection gets no answer either, the
+silent connection is closed.
 """
 
 from __future__ import annotations
@@ -30,39 +31,38 @@ from psycopg2.extras import ReplicationCursor
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 
 DEFAULT_SECONDS = 60.0
-"""Default for how long a source may be silent before it is asked."""
+"""Default for how long, in seconds, a source may be silent before the server is asked about the session."""
 
 _ASK_SECONDS = 10.0
-"""How long the other connection may take to be opened and answered, at most."""
+"""Seconds, at most, to open the other connection and get its answer."""
 
 _AGAIN_SECONDS = 1.0
 """Seconds after which a session that waits for us is checked again: its answer may have been on the way."""
 
 _CHECK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
-"""Seconds between two checks of all waits, and without a wait until the thread that checks ends."""
+"""Seconds between two checks of all waits; seconds without a wait until the checking thread ends."""
 
 _WAITS_FOR_US = ("clientread", "clientwrite", "walsendermain", "walsenderwritedata")
 _STREAM_WAITS = (*_WAITS_FOR_US, "walsenderwaitforwal")
-"""Wait events of a session that has nothing to do but to send, or to hear from us. A walsender that makes a
-slot waits for WAL as well, one that streams has then sent all there is."""
+"""Wait events of a session that only waits to send to us, or to hear from us. A walsender that makes a slot
+waits for WAL too, so that event counts only for a walsender that streams: it has sent everything."""
 
-# struct tcp_info of Linux: eight bytes, then words of 32 bits; the twelfth: milliseconds since data came.
+# Layout of struct tcp_info on Linux: eight bytes, then words of 32 bits. The twelfth word: milliseconds since
+# data arrived.
 _LAST_DATA_AT, _TCP_INFO_BYTES = 8 + 11 * 4, 104
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The silence that is tolerated: ``seconds``; and the ``parameters`` of a connection to ask the server
-    by.
-    """
+    """How many ``seconds`` of silence are tolerated; ``parameters`` of a connection that asks the server."""
 
     seconds: float
     parameters: Mapping[str, str]
 
     def explained(self, pid: int, *, streaming: bool = False) -> str | None:
-        """Return None if session ``pid`` is at work, else why nothing can be expected from it, as a clause.
+        """Return None if session ``pid`` is working; else a clause that says why nothing will come from it.
 
-        Takes up to about 20 seconds.
+        ``streaming``: the session is a walsender that streams. Takes up to about 20 seconds.
         """
         waiting = self._waiting(pid, streaming)
         if waiting is not None and waiting.may_pass:
@@ -71,10 +71,9 @@ class Silence:
         return None if waiting is None else waiting.clause
 
     def end(self, pid: int) -> None:
-        """Let the server end our abandoned session ``pid``, which would keep slot and locks until it is
-        missed.
+        """Make the server end our abandoned session ``pid``, which would keep its slot and locks for a while.
 
-        Does nothing if the server gives no answer.
+        Does nothing if the server does not answer.
         """
         with suppress(psycopg2.Error, OSError):
             self._first_row(
@@ -90,7 +89,7 @@ class Silence:
         try:
             row = self._first_row("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
         except (psycopg2.Error, OSError) as error:
-            # A server that refuses one more session answers, so it is there.
+            # A server that refuses one more session has answered, so it is alive.
             if "FATAL" in str(error):
                 return None
             return _WaitCause(f"another connection gets no answer either ({first_line(error)})", False)
@@ -111,15 +110,16 @@ class _WaitCause:
 def _first_row(
     parameters: Mapping[str, str], question: str, pid: int, seconds: float
 ) -> tuple[Any, ...] | None:
-    """Return the first row that ``question`` about session ``pid`` gives, if any. Raises after
-    ``seconds``.
+    """Return the first row that the query ``question`` about session ``pid`` gives; None for no row.
+
+    Raises psycopg2's errors, also if it takes longer than ``seconds``.
     """
     give_up = time.monotonic() + seconds
     connection = psycopg2.connect(**parameters, async_=True)
     try:
         _wait(connection, give_up)
         with connection.cursor() as asking:
-            # No failpoint: a question, or the end of a session of ours.
+            # No failpoint: a query, or the end of one of our own sessions.
             asking.execute(question, (pid,))
             _wait(connection, give_up)
             row: tuple[Any, ...] | None = asking.fetchone()
@@ -137,7 +137,7 @@ def _wait(connection: Connection, give_up: float) -> None:
 
 
 class Awaited:
-    """One wait for the server, as a context: a silent connection is shut down, which ends the wait.
+    """A context around one wait for the server. If the connection is silent for too long, it is shut down.
 
     The wait then fails with an ``OperationalError`` that says so.
     """
@@ -163,13 +163,13 @@ class Awaited:
             self.raise_if_given_up()
 
     def raise_if_given_up(self) -> None:
-        """Raise ``OperationalError`` if the connection was shut down."""
+        """Raise ``OperationalError`` if the connection was shut down because of silence."""
         if self._given_up is not None:
             raise psycopg2.OperationalError(self._given_up)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Return a context in which silence is expected: we are at work ourselves, and the server waits."""
+        """Return a context in which silence is expected: we are working, and the server waits for us."""
         self._since = None
         try:
             yield
@@ -177,14 +177,14 @@ class Awaited:
             self._since = time.monotonic()
 
     def check(self) -> None:
-        """Ask the server about the session if it has been silent for too long. Returns at once."""
+        """Ask the server about the session if it was silent for too long. Does not wait for the answer."""
         if not self._asking and self._silent_seconds() >= self._silence.seconds:
             self._asking = True
             threading.Thread(target=self._ask, name="asking after a session", daemon=True).start()
 
     def _ask(self) -> None:
         why = self._silence.explained(self._pid)
-        # Something may have come while the server was asked.
+        # Data may have arrived while the server was asked.
         silent = self._silent_seconds()
         if why is not None and silent >= self._silence.seconds:
             self._give_up(f"nothing has come from it for {silent:.0f} seconds, and {why}")
@@ -201,13 +201,13 @@ class Awaited:
         if waited < self._silence.seconds:
             return waited
         with self._lock:
-            # Once the wait is over, the descriptor may be that of another file.
+            # Once the wait is over, the descriptor may belong to another file.
             came = 0.0 if self._over else _since_data_came(self._descriptor)
         return waited if came is None else min(waited, came)
 
     def _give_up(self, why: str) -> None:
         with self._lock:
-            # The connection is closed by whoever waits, and only after that.
+            # Only the waiting thread closes the connection, and only after this.
             if not self._over:
                 self._given_up = why
                 with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as same:
@@ -215,7 +215,7 @@ class Awaited:
 
 
 class _Watch:
-    """The waits of this process, checked by one thread: a thread for each would cost more than most waits."""
+    """The waits of this process, checked by one thread: a thread each would cost more than most waits."""
 
     def __init__(self) -> None:
         self._waits: set[Awaited] = set()
@@ -225,7 +225,7 @@ class _Watch:
     def add(self, wait: Awaited) -> None:
         with self._lock:
             self._waits.add(wait)
-            # Not alive: it belongs to the process that this one was forked from.
+            # A thread that is not alive belongs to the process that this one was forked from.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
                 self._thread.start()
@@ -253,7 +253,7 @@ _WATCH = _Watch()
 
 
 def _since_data_came(descriptor: int) -> float | None:
-    """Return the seconds since a TCP connection has received data; None where that is not known."""
+    """Return the seconds since a TCP connection last received data; None if that is unknown."""
     if sys.platform != "linux":
         return None
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
@@ -265,17 +265,17 @@ def _since_data_came(descriptor: int) -> float | None:
 
 
 _DROPPED_MEANWHILE = ("could not open relation with OID", "cache lookup failed for")
-"""Errors of a query of the catalogs that met a dropped relation. The server never translates them."""
+"""Messages of a catalog query that met a dropped relation. The server never translates them."""
 
 _MOST_TRIES = 10
-"""How many times a query that meets dropped relations is sent, at most."""
+"""How many times, at most, a query that meets dropped relations is sent."""
 
 
 class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
-    """A cursor of a connection with a ``silence``: its calls that wait for the server are watched.
+    """A cursor of a connection with a ``silence``. Its calls that wait for the server are watched.
 
-    A query of the catalogs fails if any relation is dropped while it runs (``pg_publication_tables`` opens
-    each). Outside transactions it is then sent again.
+    A catalog query fails if any relation is dropped while it runs (``pg_publication_tables`` opens each one).
+    Outside transactions, such a query is sent again.
     """
 
     def execute(self, query: Any, parameters: Any = None) -> None:
@@ -298,13 +298,13 @@ class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
     def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
         if self.name is None:
             return list(super().fetchmany(size))
-        # Only a cursor of the server has something to wait for.
+        # Only a server-side cursor has to wait here.
         with Awaited(self.connection, self.connection.silence):
             return list(super().fetchmany(size))
 
 
 class AwaitedReplicationCursor(ReplicationCursor):  # type: ignore[misc]
-    """A cursor for replication commands, watched as ``AwaitedCursor`` is."""
+    """A cursor for replication commands, watched like ``AwaitedCursor``."""
 
     def execute(self, query: Any, parameters: Any = None) -> None:
         with Awaited(self.connection, self.connection.silence):

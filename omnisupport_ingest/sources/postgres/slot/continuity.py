@@ -1,14 +1,14 @@
-"""The proof that a slot continues what has landed, from facts alone.
+"""Proves, from facts alone, that a slot continues what has landed.
 
-A server may have been restored to an earlier state and written to since, until its WAL is as long as it was.
+A server may have been restored to an earlier state and written to since, until its WAL is as long as before.
 So the proof compares what the server sends, not how far its WAL reaches. The strong proof: the server sends
-the last landed transaction again, unchanged. It needs a slot that is confirmed at or below the commit of that
-transaction. The weaker proof: the slot is confirmed at a position that this home has confirmed. In both cases
-the server may send nothing else below the end of the chain.
+the last landed transaction again, unchanged. That needs a slot that is confirmed at or below the commit of
+this transaction. The weaker proof: the slot is confirmed at a position that this home has confirmed. In both
+cases the server must send nothing else below the end of the chain.
 
-A name may lead to another server from one connection to the next: after a fail-over, while the stream is
-still open to the old primary, or with a connection string of several hosts. ``connect_to_source`` opens SQL
-connections that certainly lead to the server of the epoch.
+A host name may lead to another server from one connection to the next: after a fail-over, while the stream is
+still open to the old primary, or if the connection string names several hosts. So ``connect_to_source`` opens
+SQL connections and verifies that they lead to the server of the epoch.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class LandedTransaction:
 
     @classmethod
     def last_of(cls, span: StreamSpan) -> LandedTransaction | None:
-        """Return the last transaction of a batch; None for a batch of an idle stretch."""
+        """Return the last transaction of the batch with ``span``; None for the batch of an idle stretch."""
         if span.last_commit_lsn is None or span.last_xid is None or span.last_commit_ts is None:
             return None
         return cls(span.last_commit_lsn, span.last_xid, span.last_commit_ts)
 
 
 class LandedChain(NamedTuple):
-    """The landed stream of an epoch: its end, and its last transaction (None before the first).
+    """The landed stream of an epoch: its end, and its last transaction (None if none has landed).
 
-    ``stops``: the ends of the batches from that transaction on; before the first transaction, the slot's
-    consistent point too. A slot that this home reads is confirmed at one of them, or below them all.
+    ``stops``: the ends of the batches from that transaction on; if none has landed, also the slot's
+    consistent point. A slot that only this home reads is confirmed at one of ``stops``, or below all of them.
     """
 
     end: Lsn
@@ -76,10 +76,10 @@ class LandedChain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where to start streaming. ``resent``: the transaction that must come first, if it is the proof.
+    """Where to start streaming. ``resent``: the transaction that must arrive first as proof, or None.
 
-    ``recovered_from``: the slot's confirmed position, if it lies below what has landed: capture or the server
-    died before the last batches were confirmed for good. None where the two agree.
+    ``recovered_from``: the slot's confirmed position if it lies below the end of what has landed; else None.
+    It lies below if capture or the server died before the last batches were durably confirmed.
     """
 
     start: Lsn
@@ -96,10 +96,10 @@ class ResumePoint:
 def resume_point(
     epoch: EpochRecord, chain: LandedChain, server: ServerFacts, flushed: Lsn, slot: SlotFacts | None
 ) -> ResumePoint:
-    """Return where the stream of ``epoch`` continues. ``GapInSource`` if continuity cannot be proved.
+    """Return where the stream of ``epoch`` continues. Raises ``GapInSource`` if continuity cannot be proved.
 
-    ``flushed``: the end of the server's flushed WAL. Unless the point is ``proved``, the stream has to prove
-    up to the end of the chain that it is the one that has landed.
+    ``flushed``: the end of the server's flushed WAL. If the result is not ``proved``, the stream itself must
+    still prove, up to the end of the chain, that it is the stream that has landed.
     """
     facts, end_of_chain, last = epoch.facts, chain.end, chain.last
     if facts is None:
@@ -132,8 +132,8 @@ def require_same_server(
 ) -> None:
     """Raise ``GapInSource`` unless these are the facts of the server that the epoch is captured from.
 
-    ``system_identifier``: None where the server does not report it. ``AnotherSource`` is the kind of gap that
-    may be nothing but a wrong connection string.
+    ``system_identifier``: None if the server does not report it. Raises ``AnotherSource``, a kind of
+    ``GapInSource``, if the connection string may simply be wrong.
     """
     if system_identifier not in (facts.system_identifier, None):
         raise AnotherSource(
@@ -154,9 +154,10 @@ def require_same_server(
 
 
 def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
-    """Raise ``GapInSource`` if ``slot`` is confirmed further than the chain reaches.
+    """Raise ``GapInSource`` if ``slot`` is confirmed above the end of the chain.
 
-    Called again once the slot is being read: the server skips what lies below without a message.
+    Call it again once the slot is being read: the server silently skips everything below the confirmed
+    position.
     """
     if slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > end_of_chain:
         raise _moved(
@@ -168,7 +169,7 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
 
 
 def not_resent(expected: LandedTransaction, received: str) -> GapInSource:
-    """Return the error for anything but the last landed transaction coming first."""
+    """Return the error for a stream that does not begin with the last landed transaction."""
     return _gap(
         "The source does not send the last landed transaction again: its history is another one",
         f"expected transaction {expected.xid} that committed at {expected.commit_lsn}, "
@@ -177,7 +178,7 @@ def not_resent(expected: LandedTransaction, received: str) -> GapInSource:
 
 
 def below_the_chain(commit_lsn: Lsn, end_of_chain: Lsn) -> GapInSource:
-    """Return the error for a transaction at a position where the chain has none."""
+    """Return the error for a transaction below the end of the chain that the chain does not contain."""
     return _gap(
         "The source sends a transaction that the landed chain has passed without seeing",
         f"it committed at {commit_lsn}, the chain ends at {end_of_chain}",
@@ -189,13 +190,12 @@ _GIVEN_UP = {
     "rows_removed": "rows of the catalog that it needs were removed while the server was a standby",
     "wal_level_insufficient": "wal_level was below logical on the primary while the server was a standby",
 }
-"""By ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), which 17 and newer report."""
+"""Reasons by ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), since version 17."""
 
 
 def _given_up(slot: str, reason: str | None) -> str:
-    """Return why the server no longer sends anything from ``slot``. Up to version 16 it gives no reason, as
-    removed WAL is the only one.
-    """
+    """Return why the server no longer sends anything from ``slot``. ``reason``: None up to version 16, where
+    removed WAL is the only possible reason."""
     if reason in (None, "wal_removed"):
         return f"The server has removed WAL that the slot {slot} needs (max_slot_wal_keep_size)"
     return f"The server has given up the slot {slot}: {_GIVEN_UP.get(reason, reason)}"
@@ -214,13 +214,12 @@ def _gap(problem: str, values: str) -> GapInSource:
 
 
 _TIMELINE_DIGITS = 8
-"""Hexadecimal digits of the timeline, with which the name of a WAL file begins."""
+"""Number of hexadecimal digits of the timeline at the start of a WAL file's name."""
 
 
 def connect_to_source(dsn: str, epoch: EpochRecord) -> Connection:
-    """Connect to the server of ``epoch``. ``GapInSource`` if it is another; ``SourceRefused`` for a
-    standby.
-    """
+    """Connect to the server of ``epoch``. Raises ``GapInSource`` if it is another server, and
+    ``SourceRefused`` for a standby."""
     connection = connect(dsn)
     try:
         require_source(connection, epoch)
@@ -231,7 +230,7 @@ def connect_to_source(dsn: str, epoch: EpochRecord) -> Connection:
 
 
 def require_source(connection: Connection, epoch: EpochRecord) -> None:
-    """Raise as ``connect_to_source`` does, unless ``connection`` is to the server of ``epoch``."""
+    """Raise as ``connect_to_source`` does, unless ``connection`` leads to the server of ``epoch``."""
     if epoch.facts is None:
         return
     with source_errors("asking the server who it is"), connection.cursor() as cursor:

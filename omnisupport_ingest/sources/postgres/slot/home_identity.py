@@ -1,15 +1,14 @@
-"""The identity of a home, by which a copy of it is recognised: a copy must not read or drop the original's
-slot.
+"""The identity of a home, which reveals a copy: a copy must not read or drop the original's slot.
 
-All that a home records of its slot is in files, which a copy has too. But a copied or restored identity file
-has another inode, or another time of change; one on a disk that was moved to another machine has another
-machine id. A home that was moved (``mv``) within a file system keeps both. In a copy, a person must decide,
-who knows whether the original is still in use.
+Everything that a home records about its slot is in files, which a copy has too. But a copied or restored
+identity file has another inode, or another time of change. On a disk that was moved to another machine, it
+has another machine id. A home that was moved (``mv``) within a file system keeps all of them. For a copy, a
+person must decide, because only a person knows whether the original is still in use.
 
-The server does not record the slot's owner: a slot can hold no comment, a publication may be an
-administrator's and serve several homes, a replication origin takes a superuser, and the role of capture has
-no table of its own. What the server does report is how far the slot was confirmed. If that is further than
-this home has landed, somebody else has read the slot, and no setting repairs that by itself (``SlotMoved``).
+The server cannot record the owner of a slot: a slot has no comment, a publication may belong to an
+administrator and serve several homes, a replication origin needs a superuser, and the capture role has no
+table of its own. But the server reports how far the slot was confirmed. If that is above what this home has
+landed, somebody else has read the slot, and no setting repairs that automatically (``SlotMoved``).
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class HomeCopied(IngestError):
 @dataclass(frozen=True, slots=True)
 class _FileFacts:
     """Facts of the identity file that no copy shares. ``changed``: its ctime in nanoseconds, which no program
-    can set.
-    """
+    can set."""
 
     machine: str
     device: int
@@ -59,10 +57,10 @@ class _FileFacts:
         return cls(_machine(), status.st_dev, status.st_ino, status.st_ctime_ns)
 
     def same_file(self, other: _FileFacts) -> bool:
-        """Whether both are of one file.
+        """Whether both are facts of the same file.
 
-        The device number may change when the machine restarts, the ctime when the owner is changed; both at
-        once, with the same inode, is another file.
+        The device number may change when the machine restarts, and the ctime when the owner changes. If both
+        have changed, it is another file, even with the same inode.
         """
         moved = self.device != other.device and self.changed != other.changed
         return (self.machine, self.inode) == (other.machine, other.inode) and not moved
@@ -71,8 +69,7 @@ class _FileFacts:
 @dataclass(frozen=True, slots=True)
 class _IdentityRecord:
     """The record of an identity. ``facts``: of the identity file; None if there was none. ``disowned``: see
-    ``HomeIdentity.disowned``.
-    """
+    ``HomeIdentity.disowned``."""
 
     id: str
     facts: _FileFacts | None = None
@@ -84,12 +81,10 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class HomeIdentity:
-    """The identity of one home: a random id, facts of the identity file, and the slots that it does
-    not own.
-    """
+    """The identity of one home: a random id, facts of its identity file, and slots that it does not own."""
 
     def __init__(self, home: Home) -> None:
-        """Neither reads nor writes yet."""
+        """Prepare access to the identity of ``home``; reads and writes nothing yet."""
         self._home = home
         self._record_file = home.path / "identity.json"
 
@@ -99,17 +94,17 @@ class HomeIdentity:
         return self._record().id
 
     def require_original(self) -> None:
-        """Raise ``HomeCopied`` if the home is no original. Makes the identity of a home that has none.
+        """Raise ``HomeCopied`` if the home is a copy. If the home has no identity, make one.
 
-        Such a home is new, or was made by an older version. Only the holder of the source's lease may call
-        it.
+        A home without an identity is new, or was made by an older version. Only the holder of the source's
+        lease may call this.
         """
         if not self._record_file.exists():
             self._make({})
         self.look()
 
     def look(self) -> None:
-        """Check as ``require_original`` does, but make nothing."""
+        """Check as ``require_original`` does, but never make an identity."""
         if not self._record_file.exists():
             return
         recorded = self._record()
@@ -132,17 +127,17 @@ class HomeIdentity:
     def adopt(self, disowned: dict[str, int]) -> None:
         """Make this home an original, with a new id.
 
-        ``disowned``: for each source the last epoch whose slot belongs to the home that this one was copied
+        ``disowned``: for each source, the last epoch whose slot belongs to the home that this one was copied
         from.
         """
         self._make(self.disowned() | disowned)
 
     def disowned(self) -> dict[str, int]:
-        """For each source the last epoch whose slot is another home's."""
+        """Return, for each source, the last epoch whose slot belongs to another home."""
         return self._record().disowned
 
     def owns(self, source: str, epoch: int) -> bool:
-        """Return whether the slot of ``epoch`` of ``source`` was made for this home."""
+        """Return whether the slot of ``epoch`` of ``source`` belongs to this home."""
         return epoch > self.disowned().get(source, 0)
 
     def _make(self, disowned: dict[str, int]) -> None:
@@ -150,7 +145,7 @@ class HomeIdentity:
         file = self._file(new_id)
         with failpoint("home.identity"):
             create_exclusively(file, b"")
-            # In one step: a death before it leaves the home what it was.
+            # In one step: a crash before it leaves the home as it was.
             record = _IdentityRecord(new_id, _FileFacts.of(file), disowned)
             try:
                 replace(self._record_file, encode(record))
@@ -164,16 +159,16 @@ class HomeIdentity:
                 self._file(before).unlink(missing_ok=True)
 
     def _file(self, id_: str) -> Path:
-        """The identity file of that id: empty, and never written again."""
+        """Return the path of the identity file with that id. The file is empty and never written again."""
         return self._home.path / f"identity-{id_}"
 
     def _record(self) -> _IdentityRecord:
         try:
             recorded = read_note(_IdentityRecord, self._record_file)
         except (OSError, Unreadable):
-            # A record that cannot be read proves nothing, so a person is asked.
+            # A record that cannot be read proves nothing, so a person must decide.
             return _NOTHING
-        # The id is part of the name of a file, which is removed with it.
+        # Accept only a valid id: it is part of the name of a file that is removed.
         return recorded if _ID.fullmatch(recorded.id) else _NOTHING
 
 

@@ -1,6 +1,6 @@
-"""The home's own record of its replication slot: whether it has made one, and how far the chain has landed.
+"""What the home itself records about its slot: whether it has made one, and how far the chain has landed.
 
-After a crash between a durable batch and its confirmation, the decision table says whether capture goes on.
+After a crash between a durable batch and its confirmation, the decision table says whether capture continues.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 _NAME_BYTES = 1024
-"""More bytes than the name of any slot has."""
+"""Longer than the name of any slot, in bytes."""
 
 
 class SlotIntent:
-    """The record that this home is about to make a slot, durable before the slot is made.
+    """Records that this home is about to make a slot; the record is durable before the slot is made.
 
-    So a slot without an epoch is recognised as this home's own.
+    So a slot without an epoch can be recognised as this home's own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class SlotIntent:
 
     @property
     def exists(self) -> bool:
-        """Whether any slot was about to be made."""
+        """Whether any such record exists."""
         return self._path.exists()
 
     def clear(self) -> None:
@@ -63,14 +63,14 @@ class Presence(Enum):
     """Whether a slot of the expected name may exist on the server when capture starts."""
 
     FREE = "free"
-    """It must not: this home has made no slot, so one of that name is somebody else's."""
+    """It must not exist: this home has made no slot, so a slot of that name is somebody else's."""
     EITHER = "either"
-    """It may: then it is the home's own. If it does not exist, capture makes it."""
+    """It may exist; then it is the home's own. If it does not exist, capture makes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSlot:
-    """The slot that capture uses. ``read_by_us``: a capture of this home runs, so it is in use."""
+    """The slot that capture uses. ``read_by_us``: a capture of this home is running and reads the slot."""
 
     name: str
     presence: Presence
@@ -78,17 +78,17 @@ class ExpectedSlot:
 
 
 def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
-    """Return the slot of the home's epoch, else the ``configured`` one that its first epoch would get."""
+    """Return the slot of the current epoch; without one, the ``configured`` slot for the first epoch."""
     epoch = store.current_epoch()
     if epoch is not None and epoch.facts is not None:
-        # The proof of continuity decides whether it is the right one, and intact.
+        # The proof of continuity decides later whether it is the right slot, and intact.
         return ExpectedSlot(epoch.facts.slot, Presence.EITHER)
     ours = SlotIntent(store.folder).covers(configured)
     return ExpectedSlot(configured, Presence.EITHER if ours else Presence.FREE)
 
 
 def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
-    """Return where the landed stream of ``epoch`` ends; the slot's consistent point if nothing has landed."""
+    """Return where the landed stream of ``epoch`` ends; if it is empty, the slot's consistent point."""
     prefix = f"e{epoch.number:06d}-s-"
     stops: list[Lsn] = []
     last: LandedTransaction | None = None
@@ -106,9 +106,8 @@ def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
 
 
 FOUND = RECOVERY_LSN.found(CRASH_AFTER_EMIT)
-"""The scenario that the slot is confirmed below the end of landing. The batches that record it
-(``stream.recovered_from``) are counted.
-"""
+"""The scenario in which the slot is confirmed below the end of landing. Batches that record it
+(``stream.recovered_from``) are counted."""
 
 
 class RecoveryStopped(IngestError):
@@ -122,7 +121,7 @@ class RecoveryStopped(IngestError):
 def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:
     """Log that the source sends ``confirmed`` to ``landed`` again, and that the duplicates are dropped.
 
-    ``RecoveryStopped`` where the decision table says stop for this scenario.
+    Raises ``RecoveryStopped`` if the decision table says stop for this scenario.
     """
     decisions = decisions_in_force(settings)
     if decisions.action(FOUND.scenario) == STOP:

@@ -1,6 +1,6 @@
-"""How long the server can still keep the WAL that a slot needs, and when to warn.
+"""How much longer the server can keep the WAL that a slot needs, and when to warn.
 
-Pure functions of facts; nothing is read from the server here. All sizes are bytes.
+Only pure functions of facts: this module reads nothing from the server. All sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.server import SlotFacts
 
 WARN_BELOW_SHARE, ALARM_BELOW_SHARE = 0.25, 0.1
-"""Warn, and raise the alarm, when less than this share of ``max_slot_wal_keep_size`` is left."""
+"""Warn, and raise the alarm, if a smaller share than this of ``max_slot_wal_keep_size`` is left."""
 
 WARN_WITHIN, ALARM_WITHIN = timedelta(hours=24), timedelta(hours=1)
-"""Warn, and raise the alarm, when the end is nearer than this and nobody reads the slot."""
+"""Warn, and raise the alarm, if nobody reads the slot and a limit is reached sooner than this."""
 
 _MINIMUM_SPAN = timedelta(seconds=60)
-"""A rate measured over less time means nothing."""
+"""A rate that is measured over a shorter time means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalMark:
-    """The end of the WAL at a moment."""
+    """The end of the WAL at a point in time."""
 
     lsn: Lsn
     at: datetime
@@ -33,9 +33,9 @@ class WalMark:
 
 @dataclass(frozen=True, slots=True)
 class WalLimits:
-    """What limits the WAL that the server keeps. ``limit``: ``max_slot_wal_keep_size``, None if not set.
+    """The limits of the WAL that the server keeps. ``limit``: ``max_slot_wal_keep_size``; None if not set.
 
-    ``disk_free``: free bytes of the server's disk; None if unknown (a server on another machine).
+    ``disk_free``: free bytes on the server's disk; None if unknown (a server on another machine).
     """
 
     limit: int | None
@@ -44,10 +44,11 @@ class WalLimits:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """``rate``: WAL bytes written per second lately. ``left`` bytes until ``ends_at`` is reached.
+    """When the server can no longer keep the WAL. ``rate``: WAL bytes per second lately; None if unknown.
 
-    ``ends_at``: ``max_slot_wal_keep_size`` (the server gives the slot up) or ``disk`` (it is full),
-    whichever is nearer; None if neither is known. ``seconds`` until then if the slot stands still.
+    ``ends_at``: the nearest limit: ``max_slot_wal_keep_size`` (the server gives the slot up) or ``disk`` (it
+    is full); None if neither is known. ``left``: bytes until that limit. ``seconds``: time until then if
+    nobody reads the slot.
     """
 
     rate: float | None
@@ -57,7 +58,7 @@ class Forecast:
 
 
 class Level(IntEnum):
-    """How bad a danger is. ``ALARM``: changes are being lost, or soon will be, unless somebody acts."""
+    """How serious a danger is. ``ALARM``: changes are being lost, or soon will be, unless somebody acts."""
 
     WELL = 0
     WARNING = 1
@@ -75,7 +76,7 @@ class SlotWarning:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Bytes of WAL kept for the slot from which on to warn, and to raise the alarm."""
+    """Bytes of WAL kept for the slot from which on to warn, and from which on to raise the alarm."""
 
     warning: int
     alarm: int
@@ -90,7 +91,7 @@ def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
 
 
 def forecast(slot: SlotFacts, limits: WalLimits, rate: float | None) -> Forecast:
-    """Return which limit is nearest, and when it is reached if nobody reads the slot meanwhile."""
+    """Return the nearest limit, and when it is reached if nobody reads the slot meanwhile."""
     ends = []
     if limits.limit is not None and slot.safe_bytes is not None:
         ends.append((max(0, slot.safe_bytes), "max_slot_wal_keep_size"))

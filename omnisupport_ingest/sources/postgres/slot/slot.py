@@ -1,7 +1,7 @@
-"""The replication slot of a source: making and dropping it, and the exact snapshot that a new slot exports.
+"""Makes and drops the replication slot of a source, and gives the exact snapshot that a new slot exports.
 
-To make a slot, the server waits for every open transaction that may write, however long it takes. The log
-names the transactions that it waits for, and a stop ends the wait.
+To make a slot, the server waits for every open transaction that may write, however long that takes. The log
+names these transactions, and a stop ends the wait.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.1
 _SILENT_SECONDS = 5.0
-"""Seconds until the wait is first logged, and between two queries of the transactions that it waits for."""
+"""Seconds until the wait is first logged, and between two queries of the transactions that block it."""
 
 _AGAIN_SECONDS = 60.0
-"""Seconds after which the same transactions are logged again."""
+"""Seconds after which unchanged transactions are logged again."""
 
 _CANCEL_SECONDS = 5.0
-"""Seconds that the server may take to cancel the slot. Then the connection is closed."""
+"""Seconds that the server may take to cancel the command. After that, the connection is closed."""
 
 
 class SlotNotMade(Exception):
@@ -58,10 +58,10 @@ class SlotNotMade(Exception):
 def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Event) -> tuple[Any, ...]:
     """Run ``CREATE_REPLICATION_SLOT`` with ``command`` on the replication ``connection``; return its row.
 
-    ``dsn``: of the same server, to query the transactions that it waits for. Raises ``SlotNotMade``, or the
-    errors of psycopg2.
+    ``dsn``: of the same server, to query the transactions that the server waits for. Raises ``SlotNotMade``
+    if ``stop`` is set first, and psycopg2's errors.
     """
-    # On a thread of its own: no signal is handled while psycopg2 waits.
+    # In a separate thread, because Python handles no signal while psycopg2 waits.
     with ThreadPoolExecutor(1, thread_name_prefix="making a slot") as pool:
         future = pool.submit(_execute, connection, f"CREATE_REPLICATION_SLOT {command}")
         waiting = _Waiting(dsn, connection.info.backend_pid)
@@ -81,18 +81,18 @@ def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Ev
 
 def _execute(connection: Connection, command: str) -> tuple[Any, ...]:
     with connection.cursor() as cursor:
-        # No failpoint: source.slot stands around it for a slot that stays; a temporary one goes with its
-        # session.
+        # No failpoint: for a permanent slot, ``source.slot`` is around the call; a temporary slot ends with
+        # its session.
         cursor.execute(command)
         answer: tuple[Any, ...] = cursor.fetchone()
         return answer
 
 
 class _Waiting:
-    """Logs at intervals which transactions the making of a slot waits for."""
+    """Logs at intervals which transactions the server waits for while it makes a slot."""
 
     def __init__(self, dsn: str, pid: int) -> None:
-        """``pid``: the server process that makes the slot; ``dsn``: of the same server."""
+        """``pid``: the server process that makes the slot. ``dsn``: of the same server."""
         self._dsn, self._pid = dsn, pid
         self._began = time.monotonic()
         self._next_query = self._began + _SILENT_SECONDS
@@ -100,7 +100,7 @@ class _Waiting:
         self._log_again = 0.0
 
     def log_when_due(self) -> None:
-        """If it is time, query the transactions, and log them if they changed or were logged long ago."""
+        """If it is time, query the transactions; log them if they changed or were last logged long ago."""
         if time.monotonic() < self._next_query:
             return
         try:
@@ -121,14 +121,14 @@ class _Waiting:
             )
 
     def _waited_for(self) -> list[OpenTransaction]:
-        """Return the transactions that began before the wait did, and those that block it at this moment."""
+        """Return the transactions that began before the wait did, and those that block it now."""
         with (
             source_errors("looking for transactions"),
             closing(connect(self._dsn)) as connection,
             connection.cursor() as cursor,
         ):
             waited = time.monotonic() - self._began
-            # The server names one blocker at a time, and never a prepared transaction.
+            # The server names only one blocker at a time, and never a prepared transaction.
             cursor.execute("SELECT pg_blocking_pids(%s)", (self._pid,))
             (blocking,) = cursor.fetchone()
             return [
@@ -152,9 +152,9 @@ _FLUSH_MILLISECONDS = 1000
 
 
 class ConsistentSnapshot(NamedTuple):
-    """A snapshot that sees exactly the transactions that committed below ``consistent_point``.
+    """A snapshot that contains exactly the transactions that committed below ``consistent_point``.
 
-    ``name`` is for ``SET TRANSACTION SNAPSHOT``, while the context that gave it is open.
+    ``name``: for ``SET TRANSACTION SNAPSHOT``; valid while the context that returned it is open.
     """
 
     consistent_point: Lsn
@@ -164,8 +164,9 @@ class ConsistentSnapshot(NamedTuple):
 def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
     """Create the permanent slot ``name``; return its consistent point, where its stream starts.
 
-    Waits for the transactions that run at that moment. ``SlotNotMade`` if ``stop`` comes first, ``SlotInUse``
-    if the name is taken.
+    Waits for the transactions that are running now. Raises ``SlotNotMade`` if ``stop`` is set first,
+    ``SlotInUse`` if the name is taken, ``PreflightFailed`` if the server has no free slot, and
+    ``SourceUnavailable``.
     """
     connection = connect_replication(dsn)
     try:
@@ -181,7 +182,7 @@ def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
 
 
 def slot_taken(name: str, slot: SlotFacts | None = None) -> SlotInUse:
-    """Return the error for a slot that exists although this home has not created it; ``slot``: its facts."""
+    """Return the error for a slot that this home has not created. ``slot``: its facts, if known."""
     about = ""
     if slot is not None:
         state = f"read by {slot.reader}" if slot.reader else "nobody reads it now"
@@ -194,7 +195,7 @@ def slot_taken(name: str, slot: SlotFacts | None = None) -> SlotInUse:
 
 
 def drop_slot(connection: Connection, name: str) -> None:
-    """Drop the slot ``name`` if it exists. ``SlotInUse`` while a process reads from it."""
+    """Drop the slot ``name`` if it exists. Raises ``SlotInUse`` while a process reads from it."""
     with source_errors("dropping the replication slot"), connection.cursor() as cursor:
         try:
             with failpoint("source.slot_drop"):
@@ -216,8 +217,9 @@ def drop_slot(connection: Connection, name: str) -> None:
 def consistent_snapshot(dsn: str, stop: threading.Event | None = None) -> Iterator[ConsistentSnapshot]:
     """Open an exact snapshot of the database, with the LSN it stands for, by a temporary slot.
 
-    The slot is gone when the context ends. Waits for the transactions that run at the start; ``SlotNotMade``
-    if ``stop`` comes first. Raises ``SourceUnavailable``.
+    The slot is dropped when the context ends. Waits for the transactions that are running at the start.
+    Raises ``SlotNotMade`` if ``stop`` is set first, ``PreflightFailed`` if the server has no free slot, and
+    ``SourceUnavailable``.
     """
     connection = connect_replication(dsn)
     name = _temporary_name()
@@ -230,16 +232,16 @@ def consistent_snapshot(dsn: str, stop: threading.Event | None = None) -> Iterat
 
 
 def flush_wal(dsn: str) -> None:
-    """Make the server flush its inserted WAL, by making a temporary logical slot, which flushes first.
+    """Make the server flush the WAL written so far, which making a temporary logical slot does.
 
-    Without a commit the server flushes such WAL only after seconds, and the stream sends nothing of it
+    Otherwise the server flushes WAL without a commit only after seconds, and the stream sends nothing of it
     before. The slot is given up if it would have to wait for transactions. Does nothing if no slot is free.
     """
     connection = connect(dsn)
     try:
         with suppress(psycopg2.Error), connection.cursor() as cursor:
             cursor.execute(f"SET statement_timeout = {_FLUSH_MILLISECONDS}")
-            # No failpoint: a temporary slot, which goes with its session.
+            # No failpoint: a temporary slot, which ends with its session.
             cursor.execute(
                 "SELECT FROM pg_create_logical_replication_slot(%s, 'pgoutput', true)", (_temporary_name(),)
             )

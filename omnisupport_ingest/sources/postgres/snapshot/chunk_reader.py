@@ -1,7 +1,7 @@
-"""Reading one chunk of a table's snapshot into one batch, exact while the table is being written.
+"""Reads one chunk of a table's snapshot into one batch, exactly, while the table is being written.
 
-The ordinals of snapshot events are negative; each is used once per epoch. ``RateLimit`` limits the rows per
-second of a snapshot over all its connections.
+The ordinals of snapshot events are negative, and each is used only once per epoch. ``RateLimit`` limits the
+rows per second of a snapshot over all its connections.
 """
 
 from __future__ import annotations
@@ -64,13 +64,12 @@ _log = logging.getLogger(__name__)
 
 
 FIRST_ORDINAL = -(1 << 48)
-"""Ordinals of snapshot events count up from here, so they stay negative: below every change."""
+"""The first ordinal of snapshot events. They count up from here and stay negative, so below every change."""
 
 
 class Ordinals:
-    """Hands out the ordinals of one epoch. They only grow, so a row that is read again is a later event,
-    never a collision. Thread-safe.
-    """
+    """Gives out the ordinals of one epoch. They only increase, so a row that is read again is a later event,
+    never a collision. Thread-safe."""
 
     def __init__(self, store: LandingStore, epoch: int) -> None:
         """Begin above all ordinals of landed events and plans of ``epoch``."""
@@ -81,7 +80,7 @@ class Ordinals:
         self._next = max(used, default=FIRST_ORDINAL - 1) + 1
 
     def take(self, count: int = 1) -> int:
-        """Return the first of ``count`` consecutive ordinals."""
+        """Reserve ``count`` consecutive ordinals; return the first of them."""
         with self._lock:
             first = self._next
             self._next += count
@@ -89,7 +88,7 @@ class Ordinals:
 
 
 class RateLimit:
-    """Limits the rows per second of a snapshot; ``rows_per_second`` None sets no limit. Thread-safe."""
+    """Limits the rows per second of a snapshot. ``rows_per_second``: None for no limit. Thread-safe."""
 
     def __init__(self, rows_per_second: int | None) -> None:
         self._rate = rows_per_second
@@ -108,12 +107,12 @@ class RateLimit:
 
 
 _OVERHEAD = 100
-"""Bytes that an event costs beside its line; an estimate."""
+"""Estimated bytes of an event in addition to its line."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """What the events (``r``) of one read of ``table`` share: columns, position and time."""
+    """The columns, position and time that all events (``r``) of one read of ``table`` share."""
 
     table: TableContract
     columns: tuple[str, ...]
@@ -151,15 +150,13 @@ class SnapshotChunk:
 
 
 class SnapshotRows:
-    """Writes the lines of ``chunk`` to ``writer``. ``ordinals`` takes a count, returns the first of
-    so many.
-    """
+    """Writes lines of ``chunk`` to ``writer``. ``ordinals``: reserves a number of them, returns the first."""
 
     def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
         self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
 
     def add(self, lines: bytes) -> int:
-        """Write one or more rows; return how many."""
+        """Write COPY's ``lines`` (one or more rows); return the number of rows."""
         count, clock = rows_of(lines), self._chunk.clock
         table = partial(self._chunk.events, lines, self._ordinals(count))
         size = len(lines) + _OVERHEAD * count
@@ -172,10 +169,10 @@ T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2
 _SILENT_SECONDS = 5.0
-"""Seconds after which the wait for open transactions is logged."""
+"""Seconds after which waiting for open transactions is logged."""
 
 _SEQUENTIAL_CHUNKS = 2
-"""The chunks of a table that is cut into more than this are not read by a sequential scan."""
+"""If a table is cut into more chunks than this, its chunks are not read by sequential scans."""
 
 
 class Stopped(Exception):
@@ -184,11 +181,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What all readers of an epoch's chunks share.
+    """Everything that all readers of an epoch's chunks share.
 
-    ``publication``: the rows and columns that it sends are read. ``block_bytes``: of rows that are handled at
-    a time. ``max_row_bytes``: a longer row raises ``RowTooLarge``. ``start``: where the stream of the epoch
-    begins; the stream shows that it has passed a chunk only by landing something above it.
+    ``publication``: decides which rows and columns are read. ``block_bytes``: bytes of rows that are handled
+    at a time. ``max_row_bytes``: a longer row raises ``RowTooLarge``. ``start``: where the stream of the
+    epoch begins. Every chunk is given an end above it: the stream shows that it has passed a chunk only by
+    landing something above ``start``.
     """
 
     publication: str
@@ -204,9 +202,7 @@ class ReadContext:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Chunk ``number`` of ``table``, as ``plan`` cuts it. Numbers from ``plan.chunks`` on are chunks added
-    later.
-    """
+    """Chunk ``number`` of ``table``, as ``plan`` cuts it; one from ``plan.chunks`` on was added later."""
 
     table: TableContract
     plan: SnapshotPlan
@@ -214,8 +210,9 @@ class PlannedChunk:
 
     @property
     def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """The bounds: keys above the first, up to and including the second; None: unbounded. Both are None
-        for an added chunk.
+        """The bounds of the chunk's keys: above the first, up to and including the second; None: unbounded.
+
+        Both are None for a chunk that was added later.
         """
         return self.plan.range_of(self.number) if self.number < self.plan.chunks else (None, None)
 
@@ -224,7 +221,7 @@ class PlannedChunk:
         return self.plan.batch_id(self.number)
 
     def span(self, low: Lsn, high: Lsn, clock: datetime, *, scope: KeyRange | None = None) -> ChunkSpan:
-        """Return what the manifest records of the chunk."""
+        """Return what the manifest records about the chunk."""
         start, end = (None if bound is None else json.dumps(bound) for bound in self.bounds)
         return ChunkSpan(
             self.plan.snapshot_id,
@@ -242,8 +239,10 @@ class PlannedChunk:
 
 @dataclass(frozen=True, slots=True)
 class UnlandedRead:
-    """A read of a chunk that lands nothing: its safe low watermark (``low``, ``clock``), an LSN above all
-    that it saw (``high``), and the schema of the table.
+    """A read of a chunk that lands nothing.
+
+    ``low`` and ``clock``: its safe low watermark. ``high``: an LSN above everything that it saw.
+    ``relation``: the schema of the table.
     """
 
     low: Lsn
@@ -256,14 +255,14 @@ class ChunkReader:
     """Reads chunks on one connection, one after the other."""
 
     def __init__(self, connection: Connection, context: ReadContext, stop: threading.Event) -> None:
-        """``connection`` is in autocommit, and used by this reader alone."""
+        """``connection`` must be in autocommit and used by this reader alone."""
         self._connection, self._context, self._stop = connection, context, stop
 
     def read(self, chunk: PlannedChunk) -> Manifest:
-        """Land the rows of ``chunk``.
+        """Land the rows of ``chunk``; return the batch.
 
         Raises ``Stopped``; ``SourceUnavailable`` if the server goes away; ``TableUnreadable``,
-        ``RowTooLarge``, ``PreflightFailed`` for faults of its table alone.
+        ``RowTooLarge`` or ``PreflightFailed`` for faults of its table alone.
         """
         table, plan = chunk.table, chunk.plan
         others: tuple[str, ...] = ()
@@ -272,8 +271,7 @@ class ChunkReader:
         return self._land(chunk, where(plan.by, plan.types, *chunk.bounds, others))
 
     def read_text(self, chunk: PlannedChunk, path: Path) -> UnlandedRead:
-        """Write the rows of ``chunk``, ``as_compared``, to a file by ``write_text_rows``. Raises as ``read``
-        does."""
+        """Write the rows of ``chunk``, ``as_compared``, with ``write_text_rows``. Raises as ``read`` does."""
         contract = as_compared(chunk.table)
 
         def read(rows: str) -> None:
@@ -283,7 +281,7 @@ class ChunkReader:
         return unlanded
 
     def read_checksum(self, chunk: PlannedChunk) -> tuple[UnlandedRead, RowChecksum]:
-        """Return the checksum of the rows of ``chunk``, computed by the server. Raises as ``read`` does."""
+        """Return the server's checksum of the rows of ``chunk``. Raises as ``read`` does."""
 
         def read(rows: str) -> RowChecksum:
             checksum = server_checksum(self._connection, chunk.table, rows)
@@ -293,7 +291,7 @@ class ChunkReader:
         return self._read_unlanded(chunk, read)
 
     def _read_unlanded(self, chunk: PlannedChunk, read: Callable[[str], T]) -> tuple[UnlandedRead, T]:
-        """Call ``read`` with the SQL that follows FROM for the rows of ``chunk``; return what it returns."""
+        """Call ``read`` with the SQL that follows FROM for ``chunk``; return the read and its result."""
         table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, None)
         try:
@@ -308,11 +306,11 @@ class ChunkReader:
             self._end()
 
     def read_keys(self, chunk: PlannedChunk, keys: Collection[str], at: Lsn) -> Manifest:
-        """Land the rows with ``keys`` (JSON arrays) again, at position ``at``, once that position is safe."""
+        """Land the rows with ``keys`` (JSON arrays) again, at position ``at``, when that position is safe."""
         return self._land(chunk, where_key(chunk.table, self._types(chunk.table), keys), at=at)
 
     def read_more(self, chunk: PlannedChunk, condition: str) -> Manifest:
-        """Land the rows that meet ``condition`` as ``chunk``, added to a finished snapshot."""
+        """Land the rows that meet ``condition`` (WHERE clause) as ``chunk`` of a finished snapshot."""
         return self._land(chunk, condition)
 
     def _relation(self, table: TableContract) -> CatalogRelation:
@@ -412,22 +410,20 @@ class ChunkReader:
         raise Stopped
 
     def _open(self, table: TableContract, plan: SnapshotPlan) -> bool:
-        """Begin a read; False if another session holds a lock on the table: the caller ends it and tries
-        again.
-        """
+        """Begin a read. Return False if another session holds a lock on the table; then end it and retry."""
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             by_index = plan.scope is not None and plan.by not in ((), (CTID,))
             if plan.chunks > _SEQUENTIAL_CHUNKS or by_index:
                 cursor.execute("SET LOCAL enable_seqscan = off")
-            # Locked before the snapshot is taken: after a TRUNCATE or a rewriting ALTER TABLE, a read
+            # Lock the table before the snapshot is taken. After a TRUNCATE or a rewriting ALTER TABLE, a read
             # by an older snapshot finds no rows (PostgreSQL manual, "Caveats" of concurrency control).
             return hold_readable(self._connection, table)
 
     def _require_storage(self, table: TableContract, plan: SnapshotPlan) -> None:
         """Raise ``TableUnreadable`` for a chunk by ctid if the table was rewritten, which changes the ctids.
 
-        The caller holds the lock on the table.
+        The caller must hold the lock on the table.
         """
         if plan.by != (CTID,):
             return
@@ -446,7 +442,7 @@ class ChunkReader:
                 cursor.execute("ROLLBACK")
 
     def _named(self, ids: frozenset[int]) -> str:
-        """Describe the open transactions with ``ids`` (64 bits) for a message."""
+        """Describe the open transactions with ``ids`` (64-bit) for a message."""
         short = {each % (1 << 32) for each in ids}
         waited_for = [each for each in open_transactions(self._connection) if each.ids & short]
         return listed(waited_for) or "none any more"

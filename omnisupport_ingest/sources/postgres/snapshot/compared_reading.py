@@ -1,11 +1,11 @@
 """A snapshot that lands only the chunks in which the source differs from the lake.
 
-Every chunk is compared with the lake: by a checksum that the server computes (``row_checksum``), and row by
-row if the checksum differs or there is none. An equal chunk lands as an empty batch. A differing chunk is
+Every chunk is compared with the lake: first by a checksum that the server computes (``row_checksum``); row by
+row if the checksums differ or there is none. An equal chunk lands as an empty batch. A differing chunk is
 read once more and lands whole, as in any snapshot. There is no snapshot end, because not every row has
-landed: each row of the lake that is in no chunk is ended by a delete of its own, at the position that the end
-would have. An equal row keeps its state in the lake: the stream of the epoch begins below every chunk, so it
-has all changes since.
+landed. Instead, each row of the lake that is in no chunk is ended by its own delete, at the position that the
+end would have. An equal row keeps its state in the lake: the stream of the epoch begins below every chunk, so
+it contains all changes since.
 """
 
 from __future__ import annotations
@@ -47,26 +47,28 @@ class LakeRows(Protocol):
         """
 
     def same(self, rows: Path) -> bool:
-        """Whether the lake has every row of the file ``rows`` (``write_text_rows``) unchanged."""
+        """Whether the lake has every row of the file ``rows`` (from ``write_text_rows``) unchanged."""
 
     def unmet(self) -> Sequence[str]:
-        """Return the keys (JSON arrays) of living rows in none of the files and ranges compared so far."""
+        """Return the keys (JSON arrays) of living rows that were in no file and no range compared so far."""
 
 
 class Lake(Protocol):
     """The tables of a lake that a source is compared with."""
 
     def pin(self) -> None:
-        """Hold the tables as they are. ``IngestError`` unless everything that landed has been taken in."""
+        """Pin the tables as they are now. Raises ``IngestError`` unless they include all that landed."""
 
     def rows(self, table: TableContract, /) -> AbstractContextManager[LakeRows]:
-        """Return the rows of one table, as ``pin`` held it."""
+        """Return the rows of one table, as they were at ``pin``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The result for one table. Of ``chunks``, ``by_rows`` were compared row by row, and ``read_again``
-    differed and landed ``rows`` rows; ``ended``: rows of the lake that are gone from the source.
+    """The result for one table.
+
+    Of its ``chunks``, ``by_rows`` were compared row by row, and ``read_again`` differed and landed ``rows``
+    rows in total. ``ended``: number of rows of the lake that are gone from the source.
     """
 
     table: str
@@ -86,13 +88,11 @@ class ComparedReading:
         context: ReadContext,
         landed: Callable[[Manifest], None],
     ) -> None:
-        """``landed`` is called with each batch, once durable."""
+        """``landed``: called with each batch when it is durable."""
         self._reader, self._context, self._landed = reader, context, landed
 
     def run(self, table: TableContract, plan: SnapshotPlan, lake: LakeRows) -> Recovered:
-        """Land the differing chunks. After ``Stopped`` or ``SourceUnavailable`` the table counts as
-        unread.
-        """
+        """Land the differing chunks. If interrupted, the table counts as unread. Raises as ``read`` does."""
         read = [self._chunk(PlannedChunk(table, plan, number), lake) for number in range(plan.chunks)]
         gone = lake.unmet()
         self._landed(self._end(table, plan, read, gone))
@@ -113,7 +113,7 @@ class ComparedReading:
             rows = lake.scratch / f"{chunk.number}.parquet"
             unlanded = self._reader.read_text(chunk, rows)
             again = not lake.same(rows)
-            # No failpoint: scratch, which is removed before it is made again, that of a killed process too.
+            # No failpoint: a scratch file; what a killed process left is removed before the next use.
             rows.unlink()
         batch = self._reader.read(chunk) if again else self._land_empty(chunk, unlanded)
         self._landed(batch)
@@ -137,7 +137,7 @@ class ComparedReading:
     def _end(
         self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Compared], gone: Sequence[str]
     ) -> Manifest:
-        """Land a delete of each key in ``gone``, below every change that the chunks did not see."""
+        """Land a delete for each key in ``gone``, below all changes that the chunks did not see."""
         lowest = min((each.unlanded for each in read), key=lambda unlanded: unlanded.low)
         high = max(each.batch.chunk.high for each in read if each.batch.chunk is not None)
         context = self._context
@@ -158,9 +158,8 @@ class ComparedReading:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A compared chunk: the read that was compared (``unlanded``), and its batch, which has rows only if the
-    chunk was read ``again``. ``by_rows``: it was compared row by row.
-    """
+    """A compared chunk. ``unlanded``: the read that was compared. ``batch``: has rows only if the chunk was
+    read ``again``. ``by_rows``: it was compared row by row."""
 
     unlanded: UnlandedRead
     batch: Manifest

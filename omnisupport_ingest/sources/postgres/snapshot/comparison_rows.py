@@ -1,8 +1,8 @@
-"""Rows of a table, or their checksum, for comparing them with the lake.
+"""Reads rows of a table, or their checksum, to compare them with the lake.
 
-Rows are read as PostgreSQL's text by ``SELECT``, not by ``COPY`` as in a snapshot: a fault of one way of
-reading would not show if both sides were read by it. The server computes the checksum (``row_checksum``), so
-no row is sent.
+Rows are read as PostgreSQL's text by ``SELECT``, not by ``COPY`` as in a snapshot: if both sides were read in
+the same way, a fault of that way would not show. The server computes the checksum (``row_checksum``), so no
+row is sent for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 10_000
 _CURSOR = "text_rows"
 
 JSON_PREFIX = "json:"
-"""An array column is written a second time, under its name with this prefix, as JSON."""
+"""An array column is written a second time, as JSON, under its name with this prefix."""
 
 
 def write_text_rows(
@@ -38,20 +38,20 @@ def write_text_rows(
     *,
     fetched: Callable[[int], None] = lambda _count: None,
 ) -> int:
-    """Write the contract's columns of ``rows`` to a Parquet file at ``path``, for its owner only.
+    """Write the contract's columns of ``rows`` to a Parquet file at ``path``, which only its owner can read.
 
-    ``rows``: the SQL that follows FROM, read in the open transaction of ``connection``. Each column holds the
-    text that PostgreSQL writes for the value; None for NULL. ``fetched`` is called with the number of
-    rows received, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
+    ``rows``: the SQL that follows FROM, read in the open transaction of ``connection``. Each column has the
+    text that PostgreSQL writes for the value; null for NULL. ``fetched``: called with the number of rows
+    received, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
     """
     expressions = _expressions(contract)
     schema = pa.schema([(name, pa.string()) for name, _ in expressions])
     listed = ", ".join(expression for _, expression in expressions)
     written = 0
-    # No failpoint: scratch, which is removed before it is made again, that of a killed process too.
+    # No failpoint: a scratch file; what a killed process left is removed before the next use.
     path.touch(mode=0o600)
     with pq.ParquetWriter(path, schema) as writer, connection.cursor() as cursor:
-        # Not a named cursor of psycopg2, which refuses a transaction that psycopg2 has not begun.
+        # Not a named cursor of psycopg2: it refuses a transaction that psycopg2 has not begun.
         cursor.execute(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {listed} FROM {rows}")
         while True:
             cursor.execute(f"FETCH {_ROWS_AT_ONCE} FROM {_CURSOR}")
@@ -78,7 +78,7 @@ def _expressions(contract: TableContract) -> list[tuple[str, str]]:
 
 
 def _text_of(column: str) -> str:
-    # concat uses the type's output function, as the stream does; a cast to text writes booleans as words and
+    # concat uses the type's output function, as the stream does. A cast to text writes booleans as words and
     # cuts the padding of char(n).
     return f"CASE WHEN {column}::text IS NOT NULL THEN concat({column}) END"
 
@@ -86,7 +86,7 @@ def _text_of(column: str) -> str:
 def server_checksum(connection: Connection, contract: TableContract, rows: str) -> RowChecksum:
     """Return the checksum of the contract's columns of ``rows`` (the SQL that follows FROM).
 
-    Read in the open transaction of ``connection``. Raises psycopg2's errors.
+    It is computed in the open transaction of ``connection``. Raises psycopg2's errors.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -99,14 +99,14 @@ def server_checksum(connection: Connection, contract: TableContract, rows: str) 
 
 
 _PAIRS_AT_ONCE = 48
-"""``concat`` takes at most 100 arguments."""
+"""Pairs in one ``concat``, which takes at most 100 arguments."""
 
 
 def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept: str) -> str:
-    """Return SQL for the SHA-256 of each of ``rows`` (``row_checksum``), as hexadecimal ``digest``.
+    """Return SQL for the SHA-256 of each of ``rows`` (see ``row_checksum``), as hexadecimal ``digest``.
 
-    ``kept``: further columns by name, each with its SQL. OFFSET 0 keeps the planner from converting a value
-    to text again for every place that uses it.
+    ``kept``: further columns by name, each with its SQL. In the SQL, OFFSET 0 keeps the planner from
+    converting a value to text again wherever it is used.
     """
     texts = [*(f"{sql} AS {name}" for name, sql in kept.items())]
     texts += [f"{_shown(column)} AS c{number}" for number, column in enumerate(columns)]
@@ -127,10 +127,11 @@ def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept:
 
 def _shown(column: Column) -> str:
     name = identifier(column.name)
-    # concat uses the type's output function, as the stream does. num_nulls: a row of NULLs is not NULL.
+    # concat uses the type's output function, as the stream does. num_nulls, because a row value of NULLs
+    # passes for NULL by IS NULL.
     text = f"concat({name})"
     if column.type.kind in ARRAYS:
-        # The lake has arrays of more dimensions or other bounds as exact text.
+        # The lake stores arrays of several dimensions, or with other lower bounds, as exact text.
         plain = f"coalesce(array_ndims({name}) = 1 AND array_lower({name}, 1) = 1, true)"
         text = f"CASE WHEN {plain} THEN to_json({name})::text ELSE {text} END"
     return f"CASE WHEN num_nulls({name}) = 0 THEN {text} END"
@@ -144,10 +145,9 @@ def row_number(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """The result of ``write_rows_at``: ``written`` of ``rows`` rows, of which ``live`` are not softly
-    deleted.
+    """The result of ``write_rows_at``: ``written`` of ``rows`` rows. ``live``: rows not softly deleted.
 
-    ``below``: the sample is the rows whose ``key_hash`` is lower; None if every row was written.
+    ``below``: the sample consists of the rows whose ``key_hash`` is lower; None if every row was written.
     """
 
     rows: int
@@ -168,8 +168,8 @@ def write_rows_at(
     """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
 
     Leaves out rows that ``publication`` does not send. ``sample``: about how many rows to write, chosen by
-    the hash of their key, so the same rows each time; None for every row. The session that exported
-    ``snapshot`` must still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
+    the hash of their key, so the same rows each time; None: every row. The session that exported ``snapshot``
+    must still be open. Raises ``SourceUnavailable``, and as ``read_relation`` does.
     """
     connection = connect(dsn)
     try:
@@ -190,7 +190,7 @@ def write_rows_at(
 
 
 def hash_bound(sample: int | None, rows: int) -> str | None:
-    """Return the bound below which about ``sample`` of ``rows`` hashes fall; None if that is all of them."""
+    """Return the bound below which about ``sample`` of ``rows`` hashes fall; None if all rows are wanted."""
     if sample is None or rows <= sample:
         return None
     return f"{(sample << 32) // rows:08x}"

@@ -1,8 +1,8 @@
-"""Cutting a table into key ranges of about equally many rows, and the key ranges that a person requests.
+"""Cuts a table into key ranges with about equally many rows, and checks requested key ranges.
 
-Bounds are read in the order of an index, each one chunk of index entries above the last. So the ranges are
-even for any distribution of keys, without statistics. A table whose key has no index is cut by ``ctid``,
-because each key range would read the whole table.
+Bounds are read in the order of an index; each is one chunk of index entries above the bound before. So the
+ranges are even for any distribution of keys, without statistics. A table whose key has no index is cut by
+``ctid``, because otherwise each key range would read the whole table.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Bound = tuple[str, ...]
 
 CTID = "ctid"
 XMIN = "xmin"
-"""The transaction that wrote a row as it is."""
+"""The transaction that wrote the row's current version."""
 
 _ROWS_PER_PAGE = 60
-"""Assumed where the server has no statistics; only the size of chunks depends on it."""
+"""Assumed if the server has no statistics; only the size of chunks depends on it."""
 
 
 def columns_to_cut_by(
     connection: Connection, name: TableName, key: Sequence[str], *, partitioned: bool
 ) -> tuple[str, ...]:
-    """Return the key's columns in the order of an index; ``ctid`` without an index; empty for a partitioned
-    table without one.
+    """Return the columns to cut a table by: those of its key, in the order of an index.
 
-    Cutting by ctid is exact only if updates carry whole rows (replica identity FULL) or do not occur: of a
-    row that an update puts into a page that was read already, only the update is seen.
+    Without an index: ``ctid``; for a partitioned table, nothing. Cutting by ctid is exact only if there are
+    no updates, or updates carry whole rows (replica identity FULL). If an update moves a row into a page that
+    was read already, the snapshot lacks the row, and only the update shows it.
     """
     with source_errors(f"reading the indexes of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
@@ -64,7 +64,7 @@ def columns_to_cut_by(
 
 @dataclass(frozen=True, slots=True)
 class CutBy:
-    """How a table is cut: by the columns ``by`` with ``types``, into chunks of about ``rows`` rows."""
+    """How to cut a table: by the columns ``by`` with ``types``, into chunks of about ``rows`` rows."""
 
     by: tuple[str, ...]
     types: tuple[str, ...]
@@ -78,9 +78,9 @@ def cut(
     into: CutBy,
     conditions: Sequence[str] = (),
 ) -> Iterator[Bound]:
-    """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk holds them.
+    """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk is enough.
 
-    Bounds are read as the caller iterates, in the open transaction of ``connection``; for a large table this
+    Bounds are read as the caller iterates, in the open transaction of ``connection``. For a large table this
     takes a while.
     """
     by, rows = into.by, into.rows
@@ -90,7 +90,7 @@ def cut(
         yield from _pages(connection, table.table_name, rows)
         return
     listed = ", ".join(identifier(name) for name in by)
-    # Aliased, or ORDER BY would order by the texts.
+    # With aliases, because ORDER BY would otherwise order by the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
     name = source_of_rows(table.table_name, relation)
     bound: Bound | None = None
@@ -108,9 +108,7 @@ def cut(
 
 
 def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
-    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of the contract's key
-    values).
-    """
+    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of key values)."""
     listed = ", ".join(identifier(name) for name in table.key)
     rows = ", ".join(_row(json.loads(key), types) for key in sorted(keys))
     return f" WHERE ({listed}) IN ({rows})"
@@ -123,8 +121,9 @@ def where(
     end: Bound | None,
     others: Sequence[str] = (),
 ) -> str:
-    """Return the WHERE clause of a chunk: keys above ``start``, up to and including ``end`` (None: open), and
-    the conditions ``others``.
+    """Return the WHERE clause of a chunk: keys above ``start``, up to and including ``end``, and ``others``.
+
+    A bound of None is open. ``others``: further conditions.
     """
     key_columns = f"({', '.join(identifier(name) for name in by)})"
     conditions = [*others]
@@ -136,15 +135,15 @@ def where(
 
 
 def source_of_rows(table: TableName, relation: CatalogRelation) -> str:
-    """Return the SQL that follows FROM for the rows that the stream sends; conditions may name every column.
+    """Return the SQL that follows FROM for the rows that the stream sends. Conditions may use every column.
 
-    For a partitioned table these are the rows of its partitions. Rows of inheritance children are left out: a
-    child is a table of its own in the stream.
+    For a partitioned table these are the rows of its partitions. Rows of inheritance children are left out:
+    in the stream, a child is a separate table.
     """
     name = f"{'' if relation.partitioned else 'ONLY '}{qualified(*table)}"
     if relation.row_filter is None:
         return name
-    # A plain subquery: the planner still reads the table by key, ctid or partition.
+    # A plain subquery: the planner can still read the table by key, ctid or partition.
     rows = f"SELECT {CTID}, tableoid, {XMIN}, * FROM {name} WHERE ({relation.row_filter})"
     return f"({rows}) AS {identifier(table[1])}"
 
@@ -165,13 +164,13 @@ def _pages(connection: Connection, name: TableName, rows: int) -> Iterator[Bound
         pages, counted, of_pages = cursor.fetchone()
     per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE
     step = max(1, int(rows / per_page))
-    # Tuples in a page are numbered from 1, so no row has the ctid of a bound.
+    # The tuples in a page are numbered from 1, so no row has the ctid of a bound.
     for page in range(step, pages, step):
         yield (f"({page},0)",)
 
 
 _BYTE_ORDER = ("C", "POSIX")
-"""The locales of the C library that order texts by their bytes."""
+"""Locales of the C library that order texts by their bytes."""
 
 
 class NoKeyRange(IngestError):
@@ -192,10 +191,10 @@ def key_range(
     start: Sequence[str] | None,
     end: Sequence[str] | None,
 ) -> KeyRange:
-    """Return the range of keys of ``table`` from ``start`` to ``end``, as the server writes them.
+    """Return the range of keys of ``table`` from ``start`` to ``end``, with values as the server writes them.
 
-    Each bound has values of the first columns of the key. ``NoKeyRange`` with the reason, or as
-    ``read_relation`` raises.
+    Each bound has values for the first columns of the key; None: open. Raises ``NoKeyRange`` with the reason,
+    and as ``read_relation`` does.
     """
     longest = max(len(start or ()), len(end or ()))
     if longest > len(table.key) or longest == 0:
@@ -232,12 +231,12 @@ def key_range(
 
 
 def kinds_of(relation: CatalogRelation, columns: Sequence[str]) -> tuple[str | None, ...]:
-    """Return how the values of ``columns`` are ordered; None where the lake cannot tell."""
+    """Return how the values of each of ``columns`` are ordered; None if the lake cannot order them."""
     return tuple(ORDERED_TYPES.get(_type(relation, column).partition("(")[0]) for column in columns)
 
 
 def conditions(table: TableContract, relation: CatalogRelation, scope: KeyRange) -> tuple[str, ...]:
-    """Return the SQL conditions of the rows whose keys lie in ``scope``."""
+    """Return the SQL conditions for the rows whose keys lie in ``scope``."""
     compared_keys = []
     for bound, compared in ((scope.start, ">="), (scope.end, "<=")):
         if bound is not None:
@@ -257,13 +256,13 @@ def _type(relation: CatalogRelation, column: str) -> str:
 def _canonical(
     connection: Connection, table: TableContract, relation: CatalogRelation, values: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return ``values`` as the server writes them: ``007`` is ``7``."""
+    """Return ``values`` as the server writes them: ``007`` becomes ``7``."""
     texts = []
     for column, value in zip(table.key, values, strict=False):
         of_type = _type(relation, column)
         try:
             with source_errors(f"reading a key of {table.full_name}"), connection.cursor() as cursor:
-                # Cast without the length, or a text that is too long for the column would be cut.
+                # Cast without the length: otherwise a text that is too long for the column would be cut.
                 cursor.execute(f"SELECT CAST({literal(value)} AS {of_type.partition('(')[0]})::text")
                 texts.append(cursor.fetchone()[0])
         except psycopg2.DataError as error:
@@ -292,5 +291,5 @@ def by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
     if collation is None:
         return False
     collate, provider = collation
-    # Collations built into the server order by code points; those of ICU never do, whatever their names.
+    # The server's builtin collations order by code points. Those of ICU never do, whatever their names.
     return provider == "b" or (provider == "c" and collate in _BYTE_ORDER)

@@ -1,10 +1,10 @@
-"""Reading the chunks of planned snapshots, several at a time, each thread on a connection of its own.
+"""Reads the chunks of planned snapshots, several at a time, each thread on its own connection.
 
-Rows whose keys changed while their table was being read are read again afterwards. A row whose key changes
-from a range that is not read yet to one that has been read is in neither chunk. The stream has the row, but
-not the columns that the change did not send (unchanged TOAST), so nothing has read these. The same holds for
-a row whose key change makes it meet the publication's row filter: it is sent as an insert without those
-columns.
+Rows whose key changed while their table was being read are read again afterwards. Suppose a key changes from
+a range that is not read yet to a range that is read already: then the row is in neither chunk. The stream has
+the row, but without the columns that the change did not send (unchanged TOAST values), so nothing has read
+these. The same holds for a row that meets the publication's row filter only after its key changed: it is sent
+as an insert without those columns.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class ParallelReading:
             plan.snapshot_id: sum(not exists(plan.batch_id(chunk)) for chunk in range(plan.chunks))
             for _, plan in planned
         }
-        # Tables of which all chunks have landed, and an earlier process ended before it landed the end.
+        # Tables whose chunks have all landed, but whose snapshot end an earlier process did not land any
+        # more.
         self._ended = [(table, plan) for table, plan in planned if not self._missing[plan.snapshot_id]]
         self._threads = max(1, min(epoch.settings.snapshot_threads, len(self._left)))
         self._lock = threading.Lock()
@@ -72,7 +73,7 @@ class ParallelReading:
         self._high = Lsn(0)
 
     def run(self, stop: threading.Event) -> Lsn | None:
-        """Read all chunks; return the highest LSN that a chunk saw, or None if ``stop`` came first.
+        """Read all chunks; return the highest LSN that a chunk saw, or None if ``stop`` was set first.
 
         Raises the error of the first thread that failed.
         """
@@ -84,7 +85,7 @@ class ParallelReading:
         ]
         for worker in workers:
             worker.start()
-        # Only this thread checks the caller's stop, which may read files.
+        # Only this thread checks the caller's stop, because the check may read files.
         for worker in workers:
             while worker.is_alive():
                 if stop.is_set():
@@ -120,7 +121,7 @@ class ParallelReading:
             self._end(chunk.table, chunk.plan)
 
     def _end(self, table: TableContract, plan: SnapshotPlan) -> None:
-        """Land the snapshot end of a table of which every chunk has landed."""
+        """Land the snapshot end of a table. All its chunks must have landed."""
         context = self._context
         landed = [context.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
         chunks = [chunk for chunk in landed if chunk is not None]
@@ -151,7 +152,7 @@ class ParallelReading:
 
 
 class KeyChangeReading:
-    """Searches the stream of one epoch for key changes during a snapshot, and reads those rows again."""
+    """Searches the stream of one epoch for key changes during snapshots; reads the changed rows again."""
 
     def __init__(self, epoch: CapturedEpoch) -> None:
         self.settled = False
@@ -167,9 +168,9 @@ class KeyChangeReading:
         context: Callable[[], ReadContext],
         stop: threading.Event,
     ) -> Lsn | None:
-        """Read rows again whose keys changed during a snapshot (of ``plans``) that the stream has passed.
+        """Read rows again whose key changed during a snapshot (one of ``plans``) that the stream has passed.
 
-        Returns the highest LSN that was seen; None if nothing was read or ``stop`` came. Call it until it
+        Returns the highest LSN that was seen; None if nothing was read, or ``stop`` was set. Call it until it
         finds nothing, because a key may change again meanwhile.
         """
         table_of = {table.name: table for table in tables}
@@ -191,12 +192,12 @@ class KeyChangeReading:
         return max((high for high in highs if high is not None), default=None)
 
     def search_again(self, snapshot_id: str) -> None:
-        """Search again: one more chunk was read of a snapshot that was searched already."""
+        """Search again for a snapshot that was searched already, because one more chunk of it was read."""
         self._searched.discard(snapshot_id)
         self.settled = False
 
     def _has_passed(self, plan: SnapshotPlan) -> bool:
-        """Whether the snapshot has landed, and the stream has landed up to where it was read."""
+        """Whether the snapshot has landed, and the stream has landed up to the LSN at which it was read."""
         if not self._store.exists(plan.boundary_id):
             return False
         boundary, last = self._store.read(plan.boundary_id).chunk, self._store.last_stream(self._epoch)
@@ -226,7 +227,7 @@ class KeyChangeReading:
         assert search is not None, "a snapshot that has landed has chunks"
         high = search.high
         if self._plans.searched(plan) == search:
-            # By an earlier process. Landing may have lost that stretch of the stream since.
+            # An earlier process searched it. Landing may have lost that part of the stream since.
             self._searched.add(plan.snapshot_id)
             return None
         epochs = {each.epoch: each for each in self._store.landed().epochs}
@@ -248,11 +249,11 @@ class KeyChangeReading:
 
     @staticmethod
     def _since(plan: SnapshotPlan, chunks: Sequence[ChunkSpan], again: Sequence[ChunkSpan]) -> Lsn:
-        """Return the LSN from which on the stream is searched: no chunk saw the key changes above it."""
+        """Return the LSN from which on to search: chunks may have missed key changes above it."""
         if again:
             # Rows that were read again have the position at which the search before them ended.
             return max(chunk.low for chunk in again)
-        # The row of the old key may be from before a gap, and the fold inherits nothing from it.
+        # The row with the old key may be older than a gap; then the fold takes nothing over from it.
         return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)
 
 

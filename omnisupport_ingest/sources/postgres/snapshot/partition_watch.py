@@ -1,8 +1,9 @@
-"""Detecting partitions that were attached, detached, dropped or truncated, which the stream does not report.
+"""Detects that partitions were attached, detached, dropped or truncated, which the stream does not report.
 
 The rows of a new partition are read as one more chunk of the table's snapshot. If rows may have left with a
-partition, the whole table is read again: only a snapshot end ends rows without a delete. Between the last
-check and that read the lake may differ from the source; this stretch is recorded first as missed changes.
+partition, the whole table is read again, because only a snapshot end can end rows without a delete. Between
+the last check and that read, the lake may differ from the source; this period is first recorded as missed
+changes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionWatch:
-    """Compares the partitions of the tables of one epoch with those at the last check."""
+    """Compares the partitions of one epoch's tables with the partitions at the last check."""
 
     def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
         self.needed = True
@@ -66,14 +67,14 @@ class PartitionWatch:
         self.needed = True
 
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
-        """Return the partitions that a snapshot under planning will read; None if there are none."""
+        """Return the partitions that a snapshot being planned will read; None if not partitioned."""
         name = table.table_name
         return read_partitions(connection, [name]).get(name)
 
     def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
-        """Record ``partitions``: the plan of the snapshot that reads them is durable."""
+        """Record ``partitions``. Call it when the plan of the snapshot that reads them is durable."""
         if partitions is not None:
-            # The next check reads a watermark; until then the older record's stays.
+            # The next check reads a watermark; until then the older record's watermark stays.
             self._records.write(table.name, self._known(table, partitions, Lsn(0)))
 
     def look(
@@ -84,9 +85,9 @@ class PartitionWatch:
     ) -> Lsn | None:
         """Compare; request tables that must be read whole, and read new partitions.
 
-        ``plans``: those of this epoch by table; a table without one is incomplete anyway. If ``context`` is
-        None, new partitions are left to a later check. Returns the highest LSN that a read saw; None if
-        nothing was read or ``stop`` came.
+        ``plans``: the plans of this epoch by table; a table without a plan is incomplete anyway. ``context``:
+        None leaves new partitions to a later check. Returns the highest LSN that a read saw; None if nothing
+        was read, or ``stop`` was set.
         """
         tables = {name: each for name, each in self._tables.items() if each.name in plans}
         if not tables:
@@ -106,7 +107,7 @@ class PartitionWatch:
                 if read is None:
                     continue
                 highs += read
-                # Even if nothing was read, as when the partition left again before.
+                # Even if nothing was read, for example because the partition had left again.
                 self._lost.was_mended(table.name, max(read, default=checked))
                 self._seen(table, self._known(table, now, certain))
         return max(highs, default=None)
@@ -127,7 +128,7 @@ class PartitionWatch:
         return known.followed_by(now, before, certain, read_to)
 
     def _seen(self, table: TableContract, now: KnownPartitions) -> None:
-        """Record that ``now`` is settled; an unchanged state is written only at intervals."""
+        """Record that ``now`` is settled. An unchanged state is written only at intervals."""
         self._certain[table.name] = now.certain
         known, written = self._records.read(table.name), self._written.get(table.name)
         if (
@@ -151,7 +152,7 @@ class PartitionWatch:
     ) -> list[Lsn] | None:
         """Act on the difference between ``now`` and the record.
 
-        Returns the highest LSN that each read saw; None if a later check must go on.
+        Returns the highest LSN that each read saw; None if a later check must finish this.
         """
         known = self._records.read(table.name)
         changes = difference(now if known is None else known.partitions, now)

@@ -1,7 +1,7 @@
-"""Requests for another snapshot of a table or a key range, and the snapshots that are due.
+"""Requests for a new snapshot of a table or a key range, and the snapshots that are due.
 
-A request is a file in the home, which capture carries out once. Which snapshots are due follows from plans,
-requests and landing, without the server.
+A request is a file in the home; capture fulfils it once. Plans, requests and landing determine which
+snapshots are due, without the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _FOLDER = "snapshot_requests"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A request to read ``table`` (a contract's name), or its key range ``scope``. ``name``: of the file."""
+    """A request to read ``table`` (a contract's name), or only its key range ``scope``. ``name``: name of the
+    file without its suffix."""
 
     table: str
     scope: KeyRange | None
@@ -47,17 +48,16 @@ class _Content:
 
 
 class SnapshotRequests:
-    """The requests of one source, in its landing folder: a file per table or key range."""
+    """The requests of one source, in its landing folder: one file per table or key range."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
         self._folder = folder / _FOLDER
 
     def write(self, table: str, reason: str, scope: KeyRange | None = None) -> bool:
-        """Request a snapshot of ``table`` (a contract's name), or of its key range ``scope``. Durable on
-        return.
+        """Request a snapshot of ``table`` (a contract's name), or only of its key range ``scope``.
 
-        Returns False if the same request exists already.
+        The request is durable on return. Returns False if the same request exists already.
         """
         # No failpoint: a folder that exists already serves as well.
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -66,9 +66,9 @@ class SnapshotRequests:
             return create_exclusively(self._folder / f"{_name(table, scope)}.json", encode(content))
 
     def read(self) -> list[SnapshotRequest]:
-        """Return the requests; a file that cannot be read requests all of its table, with an empty reason.
+        """Return the requests. A file that cannot be read requests its whole table, with an empty reason.
 
-        Anything but a file is ignored.
+        Anything but files is ignored.
         """
         if not self._folder.is_dir():
             return []
@@ -76,15 +76,15 @@ class SnapshotRequests:
         return [_request(file) for file in files]
 
     def whole_tables(self) -> dict[str, str]:
-        """Return the tables that are requested as a whole, with the reasons."""
+        """Return the tables that are requested as a whole, each with its reason."""
         return {each.table: each.reason for each in self.read() if each.scope is None}
 
     def file(self, table: str) -> Path:
-        """Return the file that requests all of ``table``."""
+        """Return the path of the file that requests all of ``table``."""
         return self._folder / f"{_name(table, None)}.json"
 
     def clear(self, request: SnapshotRequest) -> None:
-        """Remove the request: a snapshot that covers it has been planned."""
+        """Remove the request. Call it when a snapshot that covers it has been planned."""
         file = self._folder / f"{request.name}.json"
         if file.exists():
             with failpoint("source.snapshot_request_clear", request.table):
@@ -93,7 +93,7 @@ class SnapshotRequests:
 
 
 def _name(table: str, scope: KeyRange | None) -> str:
-    # A contract's name has no dot, so neither form can be another table's.
+    # A contract's name has no dot, so neither form can belong to another table.
     return table if scope is None else f"{table}.{sha256(scope.text.encode()).hexdigest()[:16]}"
 
 
@@ -112,9 +112,9 @@ FIRST_READ = "first read in this epoch"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A snapshot that is due: by the unfinished ``plan``, or by a new plan for ``reason`` if that is None.
+    """A snapshot that is due: by the unfinished ``plan``; if that is None, by a new plan for ``reason``.
 
-    ``scope``: its key range, None for the whole table. ``answers``: requests that a new plan fulfils.
+    ``scope``: its key range; None for the whole table. ``answers``: the requests that a new plan fulfils.
     """
 
     table: TableContract
@@ -140,9 +140,7 @@ class DueSnapshots:
         self._tables += tuple(tables)
 
     def now(self) -> list[Wanted]:
-        """Return the snapshots of tables and key ranges that are unfinished or requested, and the first
-        reads.
-        """
+        """Return the snapshots that are due: unfinished ones, requested ones, and first reads of tables."""
         plans = plans_in_force(self._plans.all(self._epoch))
         begun = [plan for plan in plans if not self._store.exists(plan.boundary_id)]
         requests = self._requests.read()
@@ -166,15 +164,13 @@ class DueSnapshots:
         requested: tuple[SnapshotRequest, ...],
         read: set[str],
     ) -> Wanted | None:
-        """Return the snapshot of the whole table that is due; a new plan for it answers requests for ranges
-        too.
-        """
+        """Return the due snapshot of the whole table, or None. A new plan also fulfils key range requests."""
         reasons = [request.reason for request in requested if request.scope is None]
         if reasons:
             return Wanted(table, None, reasons[0], answers=requested)
         plan = next((plan for plan in begun if plan.scope is None), None)
         if plan is not None and plan.compared:
-            # Equal chunks have landed without rows, which counts only if the comparison was finished.
+            # Equal chunks have landed without rows. That is valid only if the comparison was finished.
             return Wanted(table, None, plan.reason, answers=requested)
         if plan is not None:
             return Wanted(table, plan, plan.reason)
@@ -183,9 +179,7 @@ class DueSnapshots:
         return None
 
     def _read_before(self) -> set[str]:
-        """Return the tables that need no first read: read in this epoch, or earlier if a loss was
-        accepted.
-        """
+        """Return the tables that need no first read: read in this epoch, or earlier with an accepted loss."""
         accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
         epochs = [
             each.epoch for each in self._store.epoch_standings() if accepted or each.epoch == self._epoch

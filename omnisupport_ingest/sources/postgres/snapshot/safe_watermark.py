@@ -1,11 +1,11 @@
 """The safe low watermark of a read: an LSN such that every commit below it is visible to the read.
 
-The current end of the WAL is not safe. PostgreSQL writes a commit record first and makes the transaction
+The current end of the WAL is not safe. PostgreSQL writes the commit record first, and makes the transaction
 visible later, after the flush and the answer of a synchronous standby. A read in between finds the old row,
-though the commit lies below the end of the WAL. A transaction releases the lock on its own id only when it is
-visible. So: read an LSN, then list the holders of such locks; the LSN is safe for every snapshot that sees
-all of them as finished. This takes no lock on a table and writes nothing at the source. It works on the
-primary only.
+although the commit lies below the end of the WAL. A transaction releases the lock on its own id only when it
+is visible. So: read an LSN, then list the holders of such locks. The LSN is safe for every snapshot that sees
+all these holders as finished. This locks no table and writes nothing at the source. It works only on the
+primary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAL_PAGE = 8192
 """Bytes of a WAL page."""
 
 _PAGE_HEADERS = (24, 40)
-"""Bytes of the header of a WAL page: the short one, and the long one of a file's first page."""
+"""Bytes of the header of a WAL page: the short header, and the long header of a file's first page."""
 
 _KEPT_MARKS = 64
 
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """What a snapshot sees as finished: every transaction below ``xmax`` that is not in ``running``."""
+    """Which transactions a snapshot sees as finished: all below ``xmax`` that are not in ``running``."""
 
     xmax: int
     running: frozenset[int]
@@ -55,13 +55,13 @@ class Visibility:
     def unfinished(self, ids: Iterable[int]) -> frozenset[int]:
         """Return those of ``ids`` that may commit, or become visible, after this snapshot was taken.
 
-        Sub-transactions look finished here; their top transaction is always in the same ``Mark``.
+        Sub-transactions look finished here, but their top transaction is always in the same ``Mark``.
         """
         return frozenset(each for each in ids if each >= self.xmax or each in self.running)
 
 
 class SafeWatermarks:
-    """The marks read so far, of which every read takes the newest that is safe for it. Thread-safe."""
+    """The marks read so far; every read takes the newest mark that is safe for it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,17 +71,17 @@ class SafeWatermarks:
     def offer(self, mark: Mark) -> tuple[Mark, ...]:
         """Add a new mark; return the marks that a snapshot taken from now on may use.
 
-        It may not use a mark that another read offers later: in between a transaction may commit, become
-        visible and release its id, and the earlier snapshot does not see it.
+        The snapshot must not use a mark that another read offers later: before that mark, a transaction may
+        commit, become visible and release its id, and the earlier snapshot does not see it.
         """
         with self._lock:
             self._marks.append(mark)
             return (*self._marks,) if self._proven is None else (self._proven, *self._marks)
 
     def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
-        """Return the newest of ``known`` that is safe for a snapshot of this ``visibility``; None if none is.
+        """Return the newest of ``known`` that is safe for a snapshot with this ``visibility``, or None.
 
-        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark stays safe, so an
+        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark stays safe. So an
         older mark is used while a long transaction makes the new ones unsafe.
         """
         safe = [mark for mark in known if not visibility.unfinished(mark.holders)]
@@ -93,9 +93,9 @@ class SafeWatermarks:
 
 
 def read_mark(connection: Connection) -> Mark:
-    """Read a new mark. ``connection`` is in autocommit. ``SourceRefused`` on a standby."""
+    """Read a new mark. ``connection`` must be in autocommit. Raises ``SourceRefused`` on a standby."""
     with source_errors("reading a watermark"), connection.cursor() as cursor:
-        # Separate statements: the mark depends on their order.
+        # Separate statements, because the mark depends on their order.
         try:
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
         except sql_errors.ObjectNotInPrerequisiteState:
@@ -112,9 +112,7 @@ def read_mark(connection: Connection) -> Mark:
 
 
 def read_visibility(connection: Connection) -> Visibility:
-    """Return what the snapshot of the open transaction of ``connection`` sees; takes it if there is
-    none yet.
-    """
+    """Return what the snapshot of the open transaction sees. Takes the snapshot if there is none."""
     with source_errors("reading what a snapshot sees"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_snapshot_xmax(s)::text::bigint,"
@@ -143,10 +141,9 @@ def widened(xid: int, near: int) -> int:
 
 
 def page_end(insert: Lsn) -> Lsn:
-    """Return the insert position as the stream reports it: the start of a WAL page, not the end of its
-    header.
+    """Return the insert position as the stream reports it: the start of a WAL page, not its header's end.
 
-    If the WAL ends with a full page, the insert position is behind the header of a page that does not exist
+    If the WAL ends with a full page, the insert position is after the header of a page that does not exist
     yet. The stream does not report that position until something is written there.
     """
     behind = insert.value % _WAL_PAGE
@@ -164,12 +161,11 @@ class CatalogWatermarks:
         self._marks = SafeWatermarks()
 
     def next(self, connection: Connection) -> Lsn:
-        """Return an LSN such that statements from now on see everything that committed below it; 0 if
-        unknown.
+        """Return an LSN such that later statements see everything that committed below it; 0 if unknown.
 
-        ``connection`` is in autocommit. ``SourceRefused`` on a standby.
+        ``connection`` must be in autocommit. Raises ``SourceRefused`` on a standby.
         """
         known = self._marks.offer(read_mark(connection))
-        # The statements that follow have newer snapshots, which see no less.
+        # The statements that follow have newer snapshots, which see at least as much.
         mark = self._marks.newest_safe(known, read_visibility(connection))
         return Lsn(0) if mark is None else mark.lsn

@@ -1,13 +1,13 @@
-"""Snapshots of tables: every row as an ``r`` event, read in chunks, in parallel and without locks.
+"""Snapshots of tables: every row as an ``r`` event, read in chunks, in parallel and without blocking writers.
 
-A short transaction of its own reads each chunk. The position of its rows is its own safe low watermark
-(``safe_watermark``): whatever commits above that comes by the stream and overrides the row. So chunks may be
-of different moments, the source may be written meanwhile, and vacuum there is not held back. The snapshot end
-of a table has the lowest of these watermarks, below all rows of the snapshot; it ends every older life that
-no chunk found.
+Each chunk is read by its own short transaction. The position of its rows is the chunk's safe low watermark
+(``safe_watermark``): whatever commits above it arrives by the stream and overrides the row. So chunks may be
+read at different times, the source may be written meanwhile, and its vacuum is not held back. The snapshot
+end of a table has the lowest of these watermarks, below all rows of the snapshot; it ends every older life
+that no chunk found.
 
-Plan and landing together say which chunks are missing: after a crash, a pause or a restart a snapshot goes on
-with those.
+Plan and landing together say which chunks are missing. After a crash, a pause or a restart, a snapshot
+continues with those.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ _log = logging.getLogger(__name__)
 class Snapshots:
     """The snapshots of one source in one epoch.
 
-    The publication must cover the tables: what commits above a chunk's watermark comes by the stream.
+    The publication must cover the tables, because whatever commits above a chunk's watermark arrives by the
+    stream.
     """
 
     def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
@@ -87,14 +88,12 @@ class Snapshots:
 
     @property
     def requested(self) -> bool:
-        """Whether a person has requested a snapshot that is not planned yet. Reads a folder only."""
+        """Whether a person has requested a snapshot that is not planned yet. Reads only a folder."""
         requested = {request.table for request in self._requests.read()}
         return bool(requested & {table.name for table in self._tables})
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """Read ``tables`` too from now on. The stream lands their changes under the keys of their
-        contracts.
-        """
+        """Read ``tables`` too from now on. The stream must land their changes with their contracts' keys."""
         self._tables += tuple(tables)
         self._partitions.add_tables(tables)
         self._due.add_tables(tables)
@@ -102,7 +101,7 @@ class Snapshots:
     def take(self, stop: threading.Event) -> Lsn | None:
         """Read the snapshots that are due; return the LSN that the stream must pass for them to be complete.
 
-        None if nothing was due, or ``stop`` came first. Raises the errors of reading and landing a chunk;
+        None if nothing was due, or ``stop`` was set first. Raises the errors of reading and landing a chunk;
         chunks that have landed stay.
         """
         wanted = self._due.now()
@@ -112,7 +111,7 @@ class Snapshots:
         context = self._context()
         planned = []
         with closing(self._of.connect()) as connection:
-            # Before the requests are removed: an accepted table counts as published again.
+            # Before the requests are removed, because an accepted table counts as published again.
             whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
             self._of.published.accept(connection, whole)
             self._of.schemas.accept(whole)
@@ -129,17 +128,17 @@ class Snapshots:
     def recover(
         self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
     ) -> Recovered | None:
-        """Read only the chunks of ``table`` in which ``lake`` differs; the lake has taken in all earlier
-        epochs.
+        """Read only the chunks of ``table`` in which ``lake``, which has all earlier epochs, differs.
 
-        None if ``stop`` came first; the next ``take`` then reads the table whole, as after an error. Raises
-        ``TableMissedChanges`` too, if a table has been published otherwise since the epoch began.
+        None if ``stop`` was set first; the next ``take`` then reads the whole table, as after an error.
+        Raises as ``take`` does, and ``TableMissedChanges`` if a table has been published differently since
+        the epoch began.
         """
         context = self._context()
         requests = tuple(each for each in self._requests.read() if each.table == table.name)
         wanted = Wanted(table, None, reason, answers=requests)
         with closing(self._of.connect()) as connection:
-            # With a changed row filter, rows of the stream that it now leaves out would never be ended.
+            # If the row filter changed, rows that it now leaves out would never be ended.
             self._of.published.require_same(connection)
             plan = self._planned(connection, wanted, context.ordinals, stop, compared=True)
             if plan is None:
@@ -156,14 +155,14 @@ class Snapshots:
 
     @property
     def settled(self) -> bool:
-        """Whether ``read_moved`` has nothing to do until ``take`` has read something."""
+        """Whether ``read_moved`` has nothing to do until ``take`` reads something."""
         return self._key_changes.settled
 
     def read_moved(self, stop: threading.Event) -> Lsn | None:
-        """Read again rows whose key changed while their table was read, where the stream lacks columns.
+        """Read rows again whose key changed while their table was read, if the stream lacks columns of them.
 
-        For tables whose snapshot the stream has passed. Call it until it returns None. Returns and raises as
-        ``take`` does.
+        Only for tables whose snapshot the stream has passed. Call it until it returns None. Returns and
+        raises as ``take`` does.
         """
         plans = plans_in_force(self._plans.all(self._epoch))
         high = self._key_changes.run(self._tables, plans, self._context, stop)
@@ -182,7 +181,7 @@ class Snapshots:
         Returns and raises as ``take`` does.
         """
         plans = newest_of_each(self._plans.all(self._epoch))
-        # A chunk that is added before the search for key changes ends would make that begin too late.
+        # A chunk that is added before the search for key changes ends would make that search begin too late.
         high = self._partitions.look(plans, self._context if self._key_changes.settled else None, stop)
         if high is not None:
             for plan in plans.values():
@@ -191,7 +190,7 @@ class Snapshots:
         return high
 
     def _flush(self, high: Lsn) -> None:
-        """Make the server flush its WAL up to ``high``, without which the stream does not pass it."""
+        """Make the server flush its WAL up to ``high``; otherwise the stream does not pass it."""
         with closing(self._of.connect()) as connection:
             if wal_clock(connection).flushed < high:
                 flush_wal(self._of.dsn)
@@ -230,7 +229,7 @@ class Snapshots:
         *,
         compared: bool = False,
     ) -> SnapshotPlan | None:
-        """Return the durable plan to read by; None if ``stop`` came before it was made."""
+        """Return the plan to read by, which is durable; None if ``stop`` was set before it was made."""
         table, plan, scope = wanted.table, wanted.plan, wanted.scope
         try:
             if not _begin(connection, table, stop):
@@ -258,7 +257,7 @@ class Snapshots:
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")
-        # Taken before those of the rows: the snapshot end must not end the lives of its own rows.
+        # Taken before the ordinals of the rows: the snapshot end must not end the lives of its own rows.
         ordinal = ordinals.take()
         new_plan = SnapshotPlan(
             snapshot_id=f"{ordinal & 0xFFFFFFFFFFFF:012x}",
@@ -284,7 +283,7 @@ class Snapshots:
 
 
 def _begin(connection: Connection, table: TableContract, stop: threading.Event) -> bool:
-    """Begin a transaction in which ``table`` can be read; False if ``stop`` came first."""
+    """Begin a transaction in which ``table`` can be read. Return False if ``stop`` was set first."""
     while not stop.is_set():
         with source_errors(f"planning the snapshot of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -306,9 +305,8 @@ def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> b
 
 
 def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract, storage: str) -> bool:
-    """Whether the table can still be cut as planned: by the same key with the same types, or by ctid if the
-    table was not rewritten since.
-    """
+    """Whether the table can still be cut as planned: by the same key with the same types; or by ctid, if the
+    table has not been rewritten since."""
     if plan.by == (CTID,) and plan.storage != storage:
         return False
     if plan.scope is not None and not _fits(plan.scope, relation, table):

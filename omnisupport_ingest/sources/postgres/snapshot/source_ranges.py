@@ -1,8 +1,8 @@
 """Checksums of key ranges, computed by the server at one LSN, so that no row is sent.
 
-A read-only transaction imports the snapshot that a temporary slot exports, and outlives the slot. So the
-server keeps no WAL for it, and smaller and smaller ranges can be read at the same LSN. Each query reads its
-rows once, on one core.
+A read-only transaction imports the snapshot that a temporary slot exports, and lasts longer than the slot. So
+the server keeps no WAL for it, and smaller and smaller ranges can be read at the same LSN. Each query reads
+its rows once, on one core.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from omnisupport_ingest.sources.postgres.snapshot.key_ranges import XMIN, by_byt
 
 _KEYS_AT_ONCE = 1000
 _MOST_CONDITIONS = 16
-"""With more spans, a row finds its place among their ends, which takes a few comparisons for any number."""
+"""Largest number of spans that become conditions. With more, a row is searched among the spans' ends, which
+takes a few comparisons for any number."""
 
 _FORMS = {
     "bigint": re.compile(r"[+-]?[0-9]{1,19}"),
@@ -54,7 +55,7 @@ _BIGINTS = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True)
 class SourceAt:
-    """The source at ``lsn``; ``at``: its clock then. ``publication`` decides which rows it sends."""
+    """The source at ``lsn``; ``at``: its clock then. ``publication``: decides which rows are read."""
 
     connection: Connection
     publication: str
@@ -62,12 +63,12 @@ class SourceAt:
     at: datetime
 
     def table(self, contract: TableContract) -> SourceRanges:
-        """Return the rows of one table. Raises as ``read_relation``."""
+        """Return the rows of one table. Raises as ``read_relation`` does."""
         relation = read_relation(self.connection, self.publication, contract)
         first = contract.key[0]
         kind = kinds_of(relation, (first,))[0]
         ordered = kind in (INTEGER, UUID) or (kind == TEXT and by_bytes(self.connection, contract, first))
-        # A column whose order the lake does not know is compared by its text, without an index.
+        # If the lake does not know the order of the column, compare it by its text, without an index.
         column = identifier(first) if ordered else f'concat({identifier(first)}) COLLATE "C"'
         if by_number(contract) and kind != INTEGER:
             # A domain over whole numbers.
@@ -78,10 +79,10 @@ class SourceAt:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Return a context that reads within a savepoint, rolled back at its end.
+        """Return a context that reads within a savepoint, which is rolled back at the end.
 
-        So no lock remains that would block a change of the table, and after an error the next table can be
-        read.
+        So no lock remains that would block a change of the table's schema, and after an error the next table
+        can be read.
         """
         with self.connection.cursor() as cursor:
             cursor.execute("SAVEPOINT one_table")
@@ -98,7 +99,7 @@ def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]
     """Open the source at its current LSN.
 
     Raises ``SlotNotMade`` if transactions that may write are still open after ``patience`` seconds, and as
-    ``consistent_snapshot``.
+    ``consistent_snapshot`` does.
     """
     stop = threading.Event()
     timer = threading.Timer(patience, stop.set)
@@ -112,7 +113,7 @@ def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]
         ):
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-            # One core of the server, however long it takes.
+            # Use only one core of the server, however long it takes.
             cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
             cursor.execute("SET LOCAL jit = off")
             cursor.execute("SELECT clock_timestamp()")
@@ -126,9 +127,8 @@ def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]
 
 @dataclass(frozen=True)
 class SourceRanges:
-    """The rows of one table. ``rows``: the SQL that follows FROM; ``column``: the SQL that spans compare, of
-    type ``cast``.
-    """
+    """The rows of one table. ``rows``: the SQL that follows FROM. ``column``: the SQL expression of type
+    ``cast`` that is compared with spans."""
 
     connection: Connection
     contract: TableContract
@@ -137,9 +137,9 @@ class SourceRanges:
     cast: str
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
-        """Return the checksum of each range between ``cuts`` (ascending), of rows in one of ``spans``.
+        """Return the checksum of each range between ``cuts`` (ascending), of rows in one of ``spans`` only.
 
-        The first range is below all cuts; the next begins with the first cut. Spans rise.
+        The first range is below all cuts; the second begins with the first cut. ``spans`` must be ascending.
         """
         listed = ", ".join(literal(cut) for cut in cuts)
         bucket = f"width_bucket(k, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
@@ -152,9 +152,9 @@ class SourceRanges:
         return checksums
 
     def versions(self, cuts: Sequence[str], span: KeySpan) -> list[RowVersions] | None:
-        """Return the row versions of each range between ``cuts`` (ascending), of rows in ``span``.
+        """Return the row versions of each range between ``cuts`` (ascending), counting only rows in ``span``.
 
-        No value is written as text for it. None if the role may read the contract's columns alone.
+        This converts no value to text. None if the role may read only the contract's columns.
         """
         table = literal(qualified(*self.contract.table_name))
         may_read = (f"has_column_privilege({table}, '{name}', 'SELECT')" for name in (XMIN, "tableoid"))
@@ -163,8 +163,8 @@ class SourceRanges:
             return None
         listed = ", ".join(literal(cut) for cut in cuts)
         bucket = f"width_bucket({self._value}, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
-        # Hashed: of two sums of the numbers themselves, one might make up for another. With the partition,
-        # as one may be attached in the place of another that the same transaction filled.
+        # Hashed, because in a sum of the numbers themselves, one difference might cancel another. With the
+        # partition, because a partition may be replaced by another that the same transaction filled.
         writers = f"sum(hashtextextended({XMIN}::text, tableoid::bigint))::text"
         query = f"SELECT {bucket}, count(*), {writers} FROM {self.rows}{self._where([span])} GROUP BY 1"
         found = [RowVersions(0, 0)] * (len(cuts) + 1)
@@ -173,11 +173,11 @@ class SourceRanges:
         return found
 
     def definition(self) -> str:
-        """Return what a value of the table may change by without a change of its row, as a text: the table
-        itself, its columns and their types, the labels of its enums; and the timeline of the server.
+        """Return, as a text, everything that can change a value of the table without a change of its row.
 
-        On another timeline a transaction may have the number of one that was lost in the failover. Capture
-        begins an epoch for it, but perhaps after this.
+        That is: the table itself, its columns and their types, the labels of its enums, and the server's
+        timeline. On another timeline, a transaction may have the number of one that was lost in the failover.
+        Capture begins a new epoch for that, but perhaps only after this call.
         """
         ((timeline,),) = self._ask(
             "SELECT CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
@@ -203,7 +203,7 @@ class SourceRanges:
         return numbers
 
     def write_rows(self, keys: Collection[Key], folder: Path) -> list[Path]:
-        """Write the rows with ``keys``, ``as_compared``, to files in ``folder`` (``write_text_rows``)."""
+        """Write the rows with ``keys``, ``as_compared``, by ``write_text_rows`` to files in ``folder``."""
         files, contract = list[Path](), as_compared(self.contract)
         for number, where in enumerate(self._with_keys(keys)):
             files.append(folder / f"rows-{number}.parquet")
@@ -212,12 +212,12 @@ class SourceRanges:
         return files
 
     def _with_keys(self, keys: Collection[Key]) -> Iterator[str]:
-        """Yield WHERE clauses for the rows with ``keys``, for a limited number of keys each."""
+        """Yield WHERE clauses for the rows with ``keys``, each for a limited number of keys."""
         wanted = [key for key in sorted(keys) if self._may_be(key)]
         names = self.contract.key
         for start in range(0, len(wanted), _KEYS_AT_ONCE):
             some = wanted[start : start + _KEYS_AT_ONCE]
-            # The first value uses the index; the texts compare the other columns, whatever their types.
+            # The first value uses the index. The texts compare the other columns, whatever their types are.
             firsts = ", ".join(f"{literal(key[0])}::{self.cast}" for key in some)
             condition = f"{self._value} IN ({firsts})"
             if len(names) > 1:
@@ -246,7 +246,8 @@ class SourceRanges:
             return f" WHERE ({' OR '.join(map(self._inside, spans))}){self._alive}"
         bounds = [bound for span in spans for bound in span if bound is not None]
         listed = ", ".join(map(literal, bounds))
-        # Within a span lies what has an odd number of bounds at or below it, the open start counted.
+        # A value lies within a span if an odd number of bounds is at or below it, counting an open start as
+        # one.
         odd = 0 if spans[0].start is None else 1
         place = f"width_bucket({self._value}, ARRAY[{listed}]::{self.cast}[]) % 2 = {odd}"
         outer = self._inside(KeySpan(spans[0].start, spans[-1].end))
@@ -268,9 +269,7 @@ class SourceRanges:
         return f" AND {identifier(mark)} IS NULL"
 
     def _may_be(self, key: Key) -> bool:
-        """Whether the server can compare ``key``; the key of a withheld event may have values of
-        other types.
-        """
+        """Whether the server can compare ``key``; that of a withheld event may have values of other types."""
         form = _FORMS.get(self.cast)
         if len(key) != len(self.contract.key) or (form is not None and form.fullmatch(key[0]) is None):
             return False

@@ -25,23 +25,22 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Commit,
 from omnisupport_ingest.windows import MAX_AHEAD, OUT_OF_RANGE, WindowGrid
 
 _ALL_WINDOWS = MAX_AHEAD // timedelta(microseconds=1)
-"""The span of all windows, in microseconds. Two times that are out of range and closer to each other are both
-before the first window, or both after the last.
-"""
+"""The span of all windows in microseconds. If two times are out of range and less than this apart, both are
+before the first window, or both are after the last one."""
 
 
 def by_window(
     transactions: Transactions, window_of: Callable[[Begin], str]
 ) -> Iterator[tuple[str, Transactions]]:
-    """Divide ``transactions`` into groups of one window each, in their order; yield windows with groups.
+    """Divide ``transactions`` into groups of one window each; yield (window, group) in order.
 
-    Two consecutive groups may have the same window.
+    Two consecutive groups may have the same window. ``window_of``: returns the window of a transaction.
     """
     count, micros = transactions.total, transactions.commit_micros
     lowest, highest = int(micros.argmin()), int(micros.argmax())
     windows = {window_of(begin_of(transactions, each)) for each in (lowest, highest)}
-    # If the lowest and the highest time are in one window, so is every other. Times out of range may lie
-    # before and after all windows.
+    # If the lowest and the highest time are in the same window, so are all others. The exception is out of
+    # range: one time may be before all windows, and the other after them.
     within = OUT_OF_RANGE not in windows or micros[highest] - micros[lowest] < _ALL_WINDOWS
     if len(windows) == 1 and within:
         yield windows.pop(), transactions
@@ -51,7 +50,7 @@ def by_window(
 
 
 class _Landing(NamedTuple):
-    """A batch that ends at ``end`` and is landing: ``done`` says when it is durable."""
+    """A batch that ends at ``end`` and is landing. ``done`` completes when the batch is durable."""
 
     writer: BatchWriter
     end: Lsn
@@ -59,7 +58,7 @@ class _Landing(NamedTuple):
 
 
 class StreamBatches:
-    """The end of the durable chain, the batch that is landing (if any), and the open batch (if any)."""
+    """The durable chain's end, the batch that is landing (if any), and the open batch (if any)."""
 
     def __init__(
         self, store: LandingStore, grid: WindowGrid, epoch: int, end_of_chain: Lsn, settings: Settings
@@ -67,10 +66,10 @@ class StreamBatches:
         self.end = end_of_chain
         """Everything that committed below this LSN is durable in landing."""
         self.relations: dict[TableName, RelationVersion] = {}
-        """The schemas of tables as the stream last described them; every batch records them."""
+        """The schemas of tables as the stream last described them. Every batch records them."""
         self.in_transaction = False
         self.recovered_from: Lsn | None = None
-        """The recovery that the next batch records (see ``StreamSpan``)."""
+        """The recovery that the next batch records (see ``StreamSpan``); None if there was none."""
         self.meanwhile: Callable[[], None] = lambda: None
         """Called about once a second while ``add``, ``landed`` or ``seal_idle`` waits for the disk."""
         self._store, self._grid, self._epoch = store, grid, epoch
@@ -86,7 +85,7 @@ class StreamBatches:
 
     @property
     def pending(self) -> bool:
-        """Whether a batch is open: transactions, or a part of one, were received after the last cut."""
+        """Whether a batch is open: a transaction began since the last batch was sealed."""
         return self._writer is not None
 
     @property
@@ -96,7 +95,7 @@ class StreamBatches:
 
     @property
     def last_end(self) -> Lsn:
-        """Where the last batch ends, durable or landing. The open batch begins here."""
+        """The end of the last batch, whether durable or landing. The open batch begins here."""
         return self.end if self._landing is None else self._landing.end
 
     @property
@@ -105,7 +104,7 @@ class StreamBatches:
         return self._received_end
 
     def begin(self, transaction: Begin) -> None:
-        """Begin a transaction; opens a batch if none is open."""
+        """Begin a transaction. Opens a batch if none is open."""
         if self._writer is None:
             self._writer = self._open()
             self._opened_at = time.monotonic()
@@ -114,12 +113,12 @@ class StreamBatches:
         self.in_transaction = True
 
     def window_of(self, transaction: Begin) -> str:
-        """Return the window of a transaction."""
+        """Return the window of a transaction. A batch must be open."""
         assert self._writer is not None
         return self._writer.window_of(transaction.commit_ts)
 
     def add(self, changes: ChangeBlock) -> None:
-        """Add changes of transactions that began since the batch was opened, all of one window."""
+        """Add changes of transactions that began since the batch was opened. All must be of one window."""
         if changes.rows:
             assert self._writer is not None, "a change outside a transaction"
             highest = changes.highest_ts
@@ -128,19 +127,20 @@ class StreamBatches:
             self._writer.add_block(EventBlock(window, changes.rows, changes.size, highest, table))
 
     def commit(self, transaction: Commit) -> None:
-        """End a transaction: the batch may be cut here."""
+        """End a transaction. The batch may be sealed here."""
         self._received_end = Lsn(transaction.end_lsn)
         self.in_transaction = False
 
     def due(self, collected: int) -> bool:
-        """Return whether the open batch, with ``collected`` more bytes, is large or old enough to be cut."""
+        """Return whether the open batch, with ``collected`` more bytes, is large or old enough to seal."""
         writer = self._writer
         return writer is not None and (writer.bytes + collected >= self._max_bytes or self.seconds_left <= 0)
 
     def count_that_fits(self, transactions: Transactions, collected: int, until: Lsn | None) -> int:
         """Return how many of ``transactions`` go into the open batch.
 
-        The last of them makes it large enough, with ``collected`` more bytes, or ends at or above ``until``.
+        The last of these fills the batch, which gets ``collected`` more bytes too, or ends at or above
+        ``until``.
         """
         assert self._writer is not None
         rows, count = transactions.rows, transactions.total
@@ -153,13 +153,14 @@ class StreamBatches:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the open batch reaches its age."""
+        """Seconds until the open batch reaches its maximum age."""
         return self._opened_at + self._max_seconds - time.monotonic()
 
     def seal(self) -> None:
-        """Begin to land the open batch. It must end at a commit, and no other batch may be landing.
+        """Start landing the open batch. It must end at a commit, and no other batch may be landing.
 
-        Transactions received from now on go into the next batch. ``landed`` says when this one is durable.
+        Transactions received from now on go into the next batch. ``landed`` returns this one when it is
+        durable.
         """
         writer, first, last = self._writer, self._first_transaction, self._last_transaction
         assert writer is not None and first is not None and last is not None and not self.in_transaction
@@ -177,9 +178,9 @@ class StreamBatches:
         self._land(writer, span, None)
 
     def landed(self, *, wait: bool) -> Manifest | None:
-        """Return the batch that was landing if it is durable now, else None. A batch is returned only once.
+        """Return the batch that was landing, once, if it is durable now; else None.
 
-        ``wait``: wait until it is durable. Raises the error of landing it.
+        ``wait``: wait until it is durable. Raises the error that landing it raised.
         """
         if self._landing is None or not (wait or self._landing.done.done()):
             return None
@@ -188,7 +189,7 @@ class StreamBatches:
         return manifest
 
     def seal_idle(self, end: Lsn, clock: datetime | None) -> Manifest:
-        """Land an empty batch that ends at ``end``; return it once it is durable.
+        """Land an empty batch that ends at ``end``; return it when it is durable.
 
         Everything that the source has below ``end`` must have landed. ``clock``: the server time up to which
         this is known, for the watermark; None if unknown.
@@ -202,7 +203,7 @@ class StreamBatches:
         return manifest
 
     def close(self) -> Manifest | None:
-        """Discard the open batch, which the source sends again. Return the batch that landed, if one did."""
+        """Discard the open batch, which the source sends again. Return the landing batch if it is durable."""
         landed = None
         if self._landing is not None:
             if self._landing.done.exception() is None:

@@ -1,7 +1,7 @@
-"""What a running capture works on: its epoch, and the tables it captures.
+"""The epoch and the tables of a running capture.
 
-Tables may be added while it runs. The thread that reads the stream takes them between two transactions, so
-that all changes of later transactions land under the key of the table's contract.
+Tables may be added while it runs. The thread that reads the stream takes them between two transactions. So
+all changes of later transactions land with the key of the table's contract.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from omnisupport_ingest.windows import WindowGrid
 class CapturedEpoch:
     """An epoch of a source, and where its batches go. The stream and the snapshots of a capture share it.
 
-    The thread that wrote a batch calls ``landed`` with it once it is durable.
+    When a batch is durable, the thread that wrote it calls ``landed`` with it.
     """
 
     dsn: str
@@ -47,24 +47,27 @@ class CapturedEpoch:
 
     @property
     def slot(self) -> str:
-        """The name of its replication slot; empty if none was made for it."""
+        """The name of its replication slot; empty if no slot was made for it."""
         return self.record.facts.slot if self.record.facts else ""
 
     @property
     def start(self) -> Lsn:
-        """Where its stream begins."""
+        """The LSN at which its stream begins."""
         return self.record.facts.consistent_point if self.record.facts else Lsn(0)
 
     def connect(self) -> Connection:
-        """Open a connection for SQL to the server of this epoch, and verify that. ``SourceUnavailable``."""
+        """Open a connection for SQL, and verify that it leads to the server of this epoch.
+
+        Raises ``SourceUnavailable``, and as ``connect_to_source`` does.
+        """
         return connect_to_source(self.dsn, self.record)
 
 
 class CapturedTables:
     """The tables of a running capture.
 
-    Shared by the thread that reads the stream and one other thread, which hands over one group of tables at a
-    time.
+    Two threads share it: the one that reads the stream, and one other, which hands over one group of tables
+    at a time.
     """
 
     def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
@@ -86,7 +89,7 @@ class CapturedTables:
 
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
-        """Table name → key columns of its changes: those of the contract; none if it is left out."""
+        """Table name → key columns of its changes: the contract's; empty for a table that is left out."""
         return {
             each.table_name: () if each in self._left_out else each.key
             for each in (*self._left_out, *self._all)
@@ -94,16 +97,16 @@ class CapturedTables:
 
     @property
     def any_waiting(self) -> bool:
-        """Whether tables wait to be taken. Cheap."""
+        """Whether tables wait to be taken. Takes no lock."""
         return bool(self._handed)
 
     def hand_over(self, tables: Sequence[TableContract]) -> None:
-        """Let the stream take ``tables``. They replace tables that wait and are not taken yet."""
+        """Offer ``tables`` to the thread that reads the stream. They replace tables that still wait."""
         with self._lock:
             self._handed = tuple(tables)
 
     def take(self, add_tables: Callable[[Sequence[TableContract]], None]) -> None:
-        """Take the tables that wait: call ``add_tables`` with them, and capture them from then on."""
+        """Take the tables that wait: call ``add_tables`` with them, and capture them from now on."""
         with self._lock:
             if self._handed:
                 add_tables(self._handed)

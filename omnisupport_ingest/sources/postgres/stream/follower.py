@@ -1,4 +1,4 @@
-"""Follows the slot: reads messages, lands batches, and confirms a position only once it is durable."""
+"""Follows the slot: reads messages, lands batches, and confirms a position only when it is durable."""
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ from omnisupport_ingest.sources.postgres.stream.in_progress import NO_MESSAGE_YE
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
-"""Seconds between two requests to the server to say how far it has read. Idle batches land as often."""
+"""Seconds between two requests to the server for how far it has read its WAL. Idle batches land as often."""
 
 _ASK_SECONDS_IF_AWAITED = 0.2
-"""The same while ``run`` waits for its goal, or for the proof of continuity."""
+"""The same, while ``run`` waits for its goal or for the proof of continuity."""
 
 _STOP_GRACE_SECONDS = 10.0
-"""How long a stop waits for the end of a transaction before it discards the transaction."""
+"""Seconds that a stop waits for the end of a transaction before it discards the transaction."""
 
 _LANDING_POLL_SECONDS = 0.002
-"""Seconds between two checks whether a batch has landed, while nothing arrives."""
+"""Seconds between two checks whether a batch is durable, while nothing arrives."""
 
 _CHECK_MESSAGES = 4096
-"""Messages of one transaction between two checks of clock and stop."""
+"""Messages of one transaction between two checks of the clock and of the stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """A stream that was started at ``resume.start``.
 
-    ``messages`` gives what ``stream`` receives. ``connection``: for SQL on the side.
+    ``messages``: reads what ``stream`` receives. ``connection``: for SQL beside the stream.
     """
 
     stream: WalStream
@@ -84,7 +84,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class FollowedTables:
-    """The tables of a stream. The follower adds those that are handed over to ``captured``."""
+    """The tables of a stream. The follower adds tables that are handed over to ``captured``."""
 
     captured: CapturedTables
     published: PublishedTables
@@ -104,13 +104,11 @@ class Follower:
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
-        """``landed`` is called with each batch, once it is durable. ``proved`` is called when the stream has
-        proved that it continues the chain; not if that was certain from the start.
-        """
+        """``landed``: called with each batch when it is durable. ``proved``: called when the stream has
+        proved that it continues the chain; never called if that was certain from the start."""
         self.skipped_messages = 0
-        """Number of logical messages outside any transaction. They have no commit, so no position, and do not
-        land.
-        """
+        """Number of logical messages outside transactions. They have no commit, so they have no position and
+        do not land."""
         resume = opened.resume
         self._stream, self._messages, self._connection = opened.stream, opened.messages, opened.connection
         self._published, self._roots, self._tables = tables.published, tables.roots, tables.captured
@@ -124,7 +122,8 @@ class Follower:
         self._skipping_landed = False
         self._window: str | None = None
         self._received_up_to: Lsn = batches.end
-        # A keepalive at or above ``flushed`` proves the clock: everything that had committed has arrived.
+        # A keepalive at or above ``flushed`` proves the clock: everything that had committed by then has
+        # arrived.
         self._wal_clock: WalClock = wal_clock(opened.connection)
         self._clock_proved = False
         self._idle_batch_due = True
@@ -133,16 +132,16 @@ class Follower:
         self._commit_lsn = 0
         self._stop_by: float | None = None
         self._until: Lsn | None = None
-        # A slow disk must not keep the server from hearing that capture is alive.
+        # The server must hear that capture is alive even while a slow disk makes it wait.
         batches.meanwhile = self._report
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
         """Follow until everything that committed below ``until`` is durable, or ``stop`` is set.
 
-        A stop lands complete transactions. Raises ``SourceUnavailable`` when the server goes away,
-        ``RowTooLarge`` (with the table, if it is a row), ``GapInSource``, ``ChainContested``,
-        ``LandingFailed``; ``RollbackUnclear`` and ``SpoolFailed`` if the stream must go on without
-        transactions in progress.
+        A stop lands the complete transactions. Raises ``SourceUnavailable`` if the server goes away,
+        ``RowTooLarge`` (with the table, if it is a row), ``GapInSource``, ``ChainContested`` and
+        ``LandingFailed``. Raises ``RollbackUnclear`` and ``SpoolFailed`` if the stream must be read again
+        without transactions in progress.
         """
         self._until = until
         try:
@@ -228,9 +227,9 @@ class Follower:
             self._messages.take(message, received)
 
     def _land_oversized(self, change: OversizedRow, lsn: int) -> None:
-        """Land the change of a row that is too large to read, without key and row.
+        """Land the change of a row that is too large to read, without its key and its row.
 
-        ``RowTooLarge`` if the table would then lack the change.
+        Raises ``RowTooLarge`` if the table would then lack the change.
         """
         name, has_contract = self._changes.table_of(change.relation)
         error = RowTooLarge(change.size, self._stream.max_row_bytes, ".".join(name))
@@ -277,9 +276,9 @@ class Follower:
             self._confirm_landed()
 
     def _take_transactions(self, transactions: Transactions) -> None:
-        """Handle whole transactions, with the same result as ``_begin``, ``add_row`` and ``_commit`` of each.
+        """Handle whole transactions, with the same result as ``_begin``, ``add_row``, ``_commit`` for each.
 
-        Stops at the goal, above which each transaction would become a batch of its own.
+        Stops at the goal, because above it each transaction would become a batch of its own.
         """
         lowest, batches = int(transactions.commit_lsns.min()), self._batches
         if lowest < batches.last_end.value:
@@ -306,7 +305,7 @@ class Follower:
         self._commit(commit_of(transactions, transactions.total - 1))
 
     def _record_sent_up_to(self, lsn: int) -> None:
-        """Record that the server sent all that committed below ``lsn`` and did not contradict the chain."""
+        """Record that the server sent all that committed below ``lsn``, without contradicting the chain."""
         if (
             self._unproved_below is not None
             and self._to_be_resent is None
@@ -337,9 +336,9 @@ class Follower:
         )
 
     def _add_tables(self, tables: Sequence[TableContract]) -> None:
-        """From the next transaction on, land changes of ``tables`` under the keys of their contracts."""
+        """From the next transaction on, land changes of ``tables`` with the keys of their contracts."""
         if self._batches.pending:
-            # The open batch has recorded other keys for the changes that it holds.
+            # The open batch has recorded other keys for the changes that it contains.
             self._seal()
         self._flush_changes()
         keys = {each.table_name: each.key for each in tables}
@@ -359,19 +358,19 @@ class Follower:
         self._batches.add(self._changes.take())
 
     def _seal(self) -> None:
-        """Begin to land the open batch as soon as the one before is durable."""
+        """Start landing the open batch as soon as the batch before it is durable."""
         self._flush_changes()
         self._confirm_landed()
         self._batches.seal()
 
     def _confirm_landed(self, *, wait: bool = True) -> None:
-        """Confirm the batch that is landing if it is durable. ``wait``: wait until it is."""
+        """If the batch that is landing is durable, confirm it. ``wait``: first wait until it is."""
         batch = self._batches.landed(wait=wait)
         if batch is not None:
             self._confirm(batch)
 
     def _close(self) -> None:
-        """Discard the open batch, and pass on the batch that is durable, whatever has ended the run."""
+        """Discard the open batch, and pass on the batch that is durable, whatever ended the run."""
         batch = self._batches.close()
         if batch is not None:
             with suppress(SourceUnavailable):
@@ -381,12 +380,12 @@ class Follower:
         try:
             self._report()
         finally:
-            # The batch is durable even if the source has gone.
+            # The batch is durable even if the source has gone away.
             self._landed(batch)
 
     def _report(self, *, request_reply: bool = False) -> None:
-        # Confirm nothing before the slot has proved that it continues the chain: the next start may need
-        # the same proof.
+        # Confirm nothing before the slot has proved that it continues the chain: the next start may need the
+        # same proof.
         durable = self._batches.end if self._unproved_below is None else None
         self._stream.confirm(durable, received=self._received_up_to, request_reply=request_reply)
 
@@ -396,7 +395,7 @@ class Follower:
         """Land an idle batch if one is due, and reply if the server wants a reply.
 
         The keepalive proves that the server has sent everything that committed below ``wal_end``. A server
-        that shuts down asks until everything it sent is confirmed, so reply at once.
+        that shuts down sends keepalives until everything it sent is confirmed, so reply at once.
         """
         batches = self._batches
         if self._to_be_resent is not None and keepalive.wal_end > self._to_be_resent.commit_lsn:
@@ -412,7 +411,8 @@ class Follower:
                 self._confirm_landed()
             proves = keepalive.wal_end >= self._wal_clock.flushed and not self._clock_proved
             wanted = awaited or self._idle_batch_due or proves
-            # A batch that is landing may take long: an idle batch must not keep what follows from being read.
+            # A batch that is landing may take long. Do not let an idle batch wait for it: the stream must be
+            # read on.
             free = not (batches.pending or batches.landing)
             if wanted and free and keepalive.wal_end > batches.end:
                 self._land_idle(keepalive.wal_end)
@@ -426,7 +426,7 @@ class Follower:
         self._confirm(self._batches.seal_idle(wal_end, proven))
 
     def _do_what_is_due(self, stop: threading.Event, *, idle: bool) -> bool:
-        """Confirm, cut, add tables and report as far as due; return whether the run is over."""
+        """Do what is due: confirm, seal, add tables, report. Return whether the run is over."""
         batches = self._batches
         at_commit = not batches.in_transaction
         self._confirm_landed(wait=False)
@@ -459,7 +459,7 @@ class Follower:
         return time.monotonic() >= self._stop_by
 
     def _ask_server(self, now: float, *, idle: bool, at_commit: bool) -> None:
-        """Report that capture is alive. If nothing arrives, ask the server how far it has read."""
+        """Report that capture is alive. If nothing arrives, ask the server how far it has read its WAL."""
         pause = min(IDLE_SECONDS, self._stream.silence.seconds / 2)
         waited_for = self._until is not None or self._unproved_below is not None
         self._next_ask = now + (_ASK_SECONDS_IF_AWAITED if waited_for else pause)

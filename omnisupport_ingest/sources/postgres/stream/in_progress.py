@@ -1,11 +1,11 @@
-"""Spools transactions that the server sends before they commit (protocol 2), and passes them on after.
+"""Spools transactions that the server sends before they commit (protocol 2), and passes them on after that.
 
 A large transaction arrives in blocks, with other transactions between them. Its blocks are spooled to disk.
-When it commits, its messages are passed on as protocol 1 would have sent them: Begin, changes without those
-of rolled back sub-transactions, Commit. So the reader need not know that they came early.
+When it commits, its messages are passed on as protocol 1 would have sent them: Begin, the changes without
+those of rolled back sub-transactions, Commit. So the reader cannot tell the difference.
 
-The spool is a file without a name: it is gone when it is closed, or with the process. That loses nothing,
-because the server sends such a transaction again from its beginning.
+The spool is a file without a name, which disappears when it is closed or when the process ends. That loses
+nothing, because the server sends such a transaction again from its beginning.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
 )
 
 NO_MESSAGE_YET = b"\0"
-"""Returned instead of a message: work was done, but no message is due yet. No server sends it."""
+"""Returned instead of a message: work was done, but no message can be returned yet. No server sends it."""
 
 _XID_AT, _XID_END = WAL_DATA_HEADER + 1, WAL_DATA_HEADER + 5
-"""Where a message of a block names its (sub-)transaction; without these bytes it is as in protocol 1."""
+"""Where a message of a block holds the id of its (sub-)transaction; without these bytes it equals the message
+of protocol 1."""
 
 _BUFFER_BYTES = 64 * 1024
 _SKIPPED_AT_ONCE = 4096
@@ -46,13 +47,14 @@ _LENGTH = struct.Struct("!I")
 class SpoolFailed(Exception):
     """Raised when a transaction in progress cannot be spooled, for example because the disk is full.
 
-    Read it after its commit instead.
+    Read the transaction after its commit instead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A ``Relation`` message as protocol 1 sends it. ``number`` counts those of all transactions."""
+    """A ``Relation`` message as protocol 1 sends it. ``number``: its number among those of all transactions,
+    in the order of arrival."""
 
     number: int
     oid: int
@@ -61,24 +63,25 @@ class Description:
 
 
 class SpooledTransaction:
-    """One transaction in progress on disk: written block by block, then read once.
+    """One transaction in progress, on disk: written block by block, then read once.
 
     It needs little memory: 4 bytes for each sub-transaction that was rolled back.
     """
 
     def __init__(self, xid: int, folder: Path) -> None:
-        """``folder``: on the disk that is used. Raises ``SpoolFailed``, as all methods do."""
+        """``folder``: on the disk to use. Raises ``SpoolFailed``; so do ``messages`` and the context
+        ``disk_errors``."""
         self.xid = xid
         self.descriptions: list[Description] = []
-        """Its descriptions of tables, without those that were rolled back, in the order of arrival."""
+        """Its descriptions of tables in the order of arrival, without those that were rolled back."""
         self._folder = folder
         self._rolled_back = array("I")
         with self.disk_errors():
             self._file = tempfile.TemporaryFile("w+b", buffering=_BUFFER_BYTES, dir=folder)  # noqa: SIM115
         self._has_message = False
         self.rollback_unclear = False
-        """Whether it holds a logical message that may have been rolled back. The server names the whole
-        transaction in such a message, never the sub-transaction (``pgoutput_message``)."""
+        """Whether it contains a logical message that may have been rolled back. In such a message the server
+        names the whole transaction, never the sub-transaction (``pgoutput_message``)."""
 
     @contextmanager
     def disk_errors(self) -> Iterator[None]:
@@ -106,7 +109,7 @@ class SpooledTransaction:
         self.descriptions.append(Description(number, oid, subxid_of(message), without_subxid(message)))
 
     def roll_back(self, subxid: int) -> None:
-        """Leave a sub-transaction out."""
+        """Leave the changes of sub-transaction ``subxid`` out."""
         self._rolled_back.append(subxid)
         self.rollback_unclear |= self._has_message
         if self.descriptions:
@@ -136,13 +139,13 @@ class SpooledTransaction:
 
     def close(self) -> None:
         """Free the disk space."""
-        # Closing writes what is buffered. The disk may be full, but nobody needs it any more.
+        # Closing writes what is still buffered. The disk may be full, but nobody needs the content any more.
         with suppress(OSError):
             self._file.close()
 
 
 def subxid_of(message: bytes) -> int:
-    """Return the (sub-)transaction of a message of a block."""
+    """Return the id of the (sub-)transaction of a message of a block."""
     return int.from_bytes(message[_XID_AT:_XID_END], "big")
 
 
@@ -157,7 +160,7 @@ _CHANGE_KINDS = ROW_KINDS | OVERSIZED_KINDS | frozenset(b"T")
 _CHANGES = _CHANGE_KINDS | frozenset(b"M")
 _IGNORED_KINDS = frozenset(b"OY")
 _MESSAGES_AT_ONCE = 4096
-"""Messages of a block that are spooled before the reader checks clock and stop."""
+"""Messages of a block that are spooled before the reader checks the clock and the stop."""
 
 
 class RollbackUnclear(Exception):
@@ -175,9 +178,9 @@ class RollbackUnclear(Exception):
 
 
 class InProgress:
-    """The messages of a stream in the order of commits.
+    """The messages of a stream, in the order of commits.
 
-    The caller must pass every message of ``InProgressMessage`` back to ``take``.
+    The caller must pass every ``InProgressMessage`` back to ``take``.
     """
 
     def __init__(
@@ -187,13 +190,11 @@ class InProgress:
         received_rows: Callable[[], Rows | None] = lambda: None,
         received_transactions: Callable[[], Transactions | None] = lambda: None,
     ) -> None:
-        """``receive``, ``received_rows`` and ``received_transactions``: ``read``, ``rows`` and
-        ``transactions`` of ``WalStream``. ``folder``: where transactions are spooled.
-        """
+        """``receive``, ``received_rows`` and ``received_transactions``: the methods ``read``, ``rows`` and
+        ``transactions`` of ``WalStream``. ``folder``: where transactions are spooled."""
         self.read = receive
-        """Returns the next message, None, or ``NO_MESSAGE_YET``. Look this attribute up again after each
-        message that is no row change.
-        """
+        """Returns the next message, None, or ``NO_MESSAGE_YET``. This attribute changes: look it up again
+        after each message that is no row change."""
         self._receive, self._received_rows, self._folder = receive, received_rows, folder
         self._received_transactions = received_transactions
         self._open: dict[int, SpooledTransaction] = {}
@@ -203,18 +204,18 @@ class InProgress:
         self._newest_description: dict[int, Description] = {}
 
     def take_rows(self) -> Rows | None:
-        """Return the next row changes of a committed transaction, many at once; None: call ``read``."""
+        """Return the next row changes of a committed transaction, many at once. If None, call ``read``."""
         return self._received_rows() if self.read is self._receive else None
 
     def take_transactions(self) -> Transactions | None:
-        """Return the next committed transactions of row changes alone, whole; None: call ``read``."""
+        """Return the next whole committed transactions of row changes alone; if None, call ``read``."""
         return self._received_transactions() if self.read is self._receive else None
 
     def take(self, message: InProgressMessage, received: bytes) -> None:
-        """Handle ``message``, whose bytes are ``received``.
+        """Handle ``message``, which was decoded from ``received``.
 
         Raises ``ProtocolViolation``. Raises ``SpoolFailed`` and ``RollbackUnclear``, as ``read`` may, if the
-        transaction must be read after its commit.
+        transaction must be read after its commit instead.
         """
         if isinstance(message, StreamStart):
             self._begin_block(message)
@@ -233,7 +234,7 @@ class InProgress:
             self._newest_description[oid] = Description(self._description_count, oid, 0, received)
 
     def close(self) -> None:
-        """Discard what has not committed; the server sends it again."""
+        """Discard everything that has not committed; the server sends it again."""
         for transaction in self._open.values():
             transaction.close()
         self._open.clear()
@@ -247,7 +248,7 @@ class InProgress:
         self.read = self._spool_block
 
     def _spool_block(self) -> bytes | None:
-        """Spool what has arrived of the block; return the first message that does not belong to it."""
+        """Spool what has arrived of the block; return the first message that is no part of it."""
         transaction, receive = self._block, self._receive
         assert transaction is not None, "a block without its start"
         spool = transaction.spool
@@ -295,7 +296,7 @@ class InProgress:
                 continue
             before.append(message)
             if message[WAL_DATA_HEADER] in _CHANGES:
-                # Protocol 1 does not send a transaction without changes at all.
+                # Protocol 1 does not send transactions without changes.
                 yield header + first
                 yield from before
                 yield from kept
@@ -306,9 +307,9 @@ class InProgress:
         yield end
 
     def _newer_descriptions(self, transaction: SpooledTransaction) -> list[bytes]:
-        """Return the descriptions of this transaction's tables that other transactions sent later.
+        """Return newer descriptions of this transaction's tables, which other transactions sent meanwhile.
 
-        The server relies on the description that it sent last, not on the one that was passed on last.
+        The server assumes the description that it sent last, not the one that was passed on last.
         """
         newer = []
         for description in {each.oid: each for each in transaction.descriptions}.values():

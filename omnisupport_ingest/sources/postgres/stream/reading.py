@@ -1,7 +1,7 @@
-"""Reads the stream of one epoch into batches, from where landing ends, as often as necessary.
+"""Reads the stream of one epoch into batches, from the end of landing on, again as often as necessary.
 
-If it is unclear what of a transaction in progress was rolled back, the stream starts again without
-transactions in progress, so that the server sends each one whole, after its commit.
+If it is unclear what of a transaction in progress was rolled back, the stream is started again without
+transactions in progress. Then the server sends each transaction whole, after its commit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from omnisupport_ingest.sources.postgres.stream.in_progress import InProgress, R
 _log = logging.getLogger(__name__)
 
 _STREAMS_IN_PROGRESS = 140000
-"""The first version of the server that sends transactions in progress."""
+"""The first server version that sends transactions in progress."""
 
 
 def prove_continuity(
@@ -55,23 +55,23 @@ def prove_continuity(
 ) -> ResumePoint:
     """Prove that the server is the one that landing comes from; return where the stream continues.
 
-    ``GapInSource`` if it is another server, or has lost what comes next.
+    Raises ``GapInSource`` if it is another server, or has lost what comes next.
     """
     server, chain = server_facts(dsn), end_of_chain(store, epoch)
     slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
     resume = resume_point(epoch, chain, server, wal_clock(connection).flushed, slot)
-    # Check that the connection used above leads to the same server.
+    # Check that ``connection``, which was used above, leads to the same server.
     require_source(connection, epoch)
     return resume
 
 
 @dataclass(frozen=True)
 class StreamReading:
-    """Reads the stream of ``epoch``. ``epoch.landed`` gets each batch once it is durable.
+    """Reads the stream of ``epoch``. ``epoch.landed`` is called with each batch when it is durable.
 
-    The batch is then also confirmed, unless the source has gone. Adds the ``tables`` that are handed over
-    meanwhile. ``connection``: for SQL. ``scratch``: a folder with room for transactions in progress.
-    ``proved``: set as soon as the stream is known to continue what has landed.
+    Each batch is then also confirmed, unless the source has gone away. Tables that are handed over to
+    ``tables`` meanwhile are added. ``connection``: for SQL. ``scratch``: a folder with room for transactions
+    in progress. ``proved``: set as soon as the stream is known to continue what has landed.
     """
 
     epoch: CapturedEpoch
@@ -81,7 +81,10 @@ class StreamReading:
     proved: threading.Event = field(default_factory=threading.Event)
 
     def follow(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Read until all that committed below ``until`` is durable (None: for ever), or ``stop`` is set."""
+        """Read until all that committed below ``until`` is durable (None: no end), or ``stop`` is set.
+
+        Raises as ``Follower.run`` does, but not ``RollbackUnclear`` or ``SpoolFailed``.
+        """
         keep_freed_memory()
         if self.epoch.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
             try:
@@ -109,7 +112,7 @@ class StreamReading:
         stream = self._open(resume, in_progress=in_progress)
         messages = InProgress(stream.read, self.scratch, stream.rows, stream.transactions)
         try:
-            # From now on nobody else can move the slot, but somebody may have moved it since the proof.
+            # From now on nobody else can move the slot. Check that nobody has moved it since the proof.
             if (slot := slot_facts(self.connection, epoch.slot)) is not None:
                 require_unmoved(slot, resume.end_of_chain)
             roots = PartitionRoots(
