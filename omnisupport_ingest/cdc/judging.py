@@ -153,7 +153,7 @@ def judge_batches(
     Args:
         batches: columns of ``RAW_TYPE`` and ``MARKS``.
         few: at most so many events of a table in a batch are judged one by one.
-        taken: gets the number of events added.
+        taken: counter to which the judged events are added.
 
     Returns:
         The batches with the columns ``ADDED`` instead of ``MARKS``.
@@ -174,7 +174,7 @@ def judge_unprotected(
 ) -> Iterator[pa.RecordBatch]:
     """Judge events as ``judge_batches`` does, but leave personal values as they are.
 
-    For callers that need the verdicts alone and store none of the values. ``readable``: the caller knows that
+    For callers that need only the verdicts and store none of the values. ``readable``: the caller knows that
     no image landed encrypted.
     """
     judge = _Judge(judging_rules, few, taken or Taken())
@@ -361,7 +361,7 @@ class _Judge:
         event carries: a row that cannot be read, or that breaks its contract, would break the dimension.
         """
         malformed = rows.op[row] in IMAGE_OPS and carried.image is None
-        # Without a whole key nothing is known of the row, not even by a delete.
+        # Without a whole key nobody knows which row the event is about, not even if it is a delete.
         malformed |= rows.op[row] in ROW_OPS and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
