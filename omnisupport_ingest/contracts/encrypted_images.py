@@ -53,8 +53,8 @@ class EncryptedValueDamaged(IngestError):
 
 @dataclass(frozen=True)
 class Split:
-    """How the images of one table are divided: the ``readable`` columns, and the column of the ``subject``.
-    """
+    """How the images of one table are divided: the ``readable`` columns, and the ``subject`` column among
+    them."""
 
     readable: frozenset[str]
     subject: str
@@ -161,8 +161,8 @@ def encrypt_whole(
 
 
 def key_id(image: str) -> bytes | None:
-    """Return the id of the key that an encrypted image names; None if the key was destroyed before it landed.
-    """
+    """Return the id of the key that an encrypted image names; None if the image landed after its
+    destruction."""
     body = image.rpartition(MARK)[2]
     return None if body.startswith('"') else binascii.a2b_base64(body[:_ID_CHARACTERS])
 

@@ -81,8 +81,7 @@ class _Service:
         self._lock = threading.Lock()
 
     def address(self, settings: Settings) -> Address | None:
-        """Return the address of the service; None if this machine has no address that the cluster can reach.
-        """
+        """Return the address of the service; None if this machine has none that the cluster can reach."""
         with self._lock:
             if settings.key_service not in self._started:
                 started = self._start(settings)

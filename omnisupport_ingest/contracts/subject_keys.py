@@ -261,8 +261,7 @@ class SubjectKeys:
         return len(living)
 
     def name_windows(self, source: str, windows: Mapping[bytes, Iterable[str]]) -> None:
-        """Record the windows of ``source`` that hold values of destroyed keys; these windows are made again.
-        """
+        """Record the windows of ``source`` that hold values of destroyed keys; they are made again."""
         with self._open() as base, failpoint("pii.subject_keys", "windows"):
             base.execute("BEGIN IMMEDIATE")
             base.executemany(
