@@ -98,7 +98,7 @@ class Origin:
 
     @property
     def value(self) -> str | None:
-        """The value as text, None for NULL; without a meaning where it is not resolved."""
+        """The value as text; None for NULL. It means nothing if it is not ``resolved``."""
         if self.event is None or not self.resolved:
             return None
         return self.default if self.by_default else self.event.carried().get(self.column)
@@ -143,10 +143,10 @@ class RowOrigins:
 
 
 def origins_of(events: Iterable[KeyEvent], key: str, table_columns: TableColumns) -> RowOrigins | None:
-    """The origins of the row with ``key``; None if the fold has none.
+    """Return the origins of the row with ``key``; None if the fold has no such row.
 
-    ``events``: all of ``key``, all of the keys it had before (``former_keys``), and the table's truncates and
-    snapshot ends, each once, in any order.
+    ``events``: all of ``key``, all of the keys that its row had before (``former_keys``), and the table's
+    truncates and snapshot ends, each once, in any order.
     """
     ordered = _by_rank(events)
     accepted = {(each.position, each.identity) for each in ordered if not each.withheld}
@@ -224,7 +224,7 @@ def _life(
     ]
     if not numbered:
         return None
-    # In the place of a default stands the number of its event too.
+    # A default, too, is replaced by the number of its event.
     numbers = replace(table_columns, defaults=())
     folded = fold_groups(_table(numbered, table_columns).to_batches(), numbers, few=_NO_LIMIT)
     batches = [batch for each in folded for batch in _with_typed_columns(each)]
@@ -296,8 +296,8 @@ def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | 
 
 
 def _table(numbered: Sequence[tuple[int, KeyEvent]], table_columns: TableColumns | None) -> pa.Table:
-    """The events as the fold takes them. With ``table_columns`` each column holds the number of its event;
-    these numbers order events of one position as their content does."""
+    """Return the events as the fold takes them. With ``table_columns`` each column holds the number of its
+    event; these numbers order events of one position as their content does."""
     events = [event for _, event in numbered]
     after: list[str | None] = [event.after for event in events]
     if table_columns is not None:

@@ -45,11 +45,15 @@ _HIDDEN = ("_cdc_state",)
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """One row in one version. ``row``: its columns afterwards, before it where it was purged; ``before``:
-    those columns of the contract that had another value, with that value. ``at``: when it was committed.
+    """The change of one row in one version.
 
-    ``unresolved_before``: columns that changed and whose value was not known. ``hidden``: columns that have
-    or had a value which must not be shown any more; they lack in ``row``, in ``before``, or in both.
+    Attributes:
+        at: when the version was committed.
+        row: the columns after the change; before it, if the row was purged.
+        before: the contract's columns that had another value, with that value.
+        unresolved_before: columns that changed and had no known value before.
+        hidden: columns that have or had a value which must not be shown any more. They are missing in
+            ``row``, in ``before``, or in both.
     """
 
     version: int
@@ -68,8 +72,8 @@ class RowChange:
         return frozenset(self.row.get(UNRESOLVED) or ())
 
     def value(self, column: str) -> Any:
-        """The value afterwards, as text where the column's type cannot hold it; None for NULL and where it
-        is not known."""
+        """Return the value after the change, as text if the column's type cannot hold it; None for NULL
+        and for an unknown value."""
         return _value(self.row, column)
 
 
@@ -80,7 +84,7 @@ def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
 
 
 def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
-    """The last ``count`` changes, the oldest first; fewer where the files of older versions are gone."""
+    """Return the last ``count`` changes, the oldest first; fewer if the files of older versions are gone."""
     newest = newest_version(workspace, contract)
     last: list[RowChange] = []
     version = newest or 0
@@ -96,9 +100,9 @@ def last_changes(workspace: Workspace, contract: TableContract, count: int) -> l
 def changes_of(
     workspace: Workspace, contract: TableContract, version: int, *, most: int | None = None
 ) -> list[RowChange] | None:
-    """The changes of one version, by position; None if its log entry or a file of it is gone.
+    """Return the changes of one version, by position; None if its log entry or one of its files is gone.
 
-    ``most``: no more than so many, those with the highest positions.
+    ``most``: return at most so many, those with the highest positions.
     """
     table = workspace.dimension(contract)
     try:

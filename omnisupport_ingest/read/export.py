@@ -60,8 +60,8 @@ class ExportFailed(IngestError):
 class Exported:
     """What was written. ``cursor`` is the last event of the table that is in it.
 
-    ``pending_batches`` counts what had landed before and is not in it. If that is none, the file is
-    complete up to ``complete_to``, the end of the landed WAL (None where it came by files alone).
+    ``pending_batches``: batches that had landed before and are not in the file. If there is none, the file is
+    complete up to ``complete_to``, the end of the landed WAL (None if everything came as files).
     ``unresolved``: rows that have a value which is not known.
     """
 
@@ -144,7 +144,7 @@ def write_file(
             f"{Path(paths[0]).parent if paths else 'there are none'}.",
         ) from error
     except duckdb.Error as error:
-        # Its message stays out of ours: it may contain a value of a row.
+        # Do not quote DuckDB's message: it may contain a value of a row.
         raise ExportFailed(
             f"{contract.source}.{contract.name} could not be exported: a file of the lake is damaged, or has "
             f"other columns than the table ({type(error).__name__}).",
@@ -208,7 +208,7 @@ def write_rows(
         connection.execute(f"CREATE VIEW lake AS {_rows(connection, contract, files)}")
         _require_columns(connection, contract)
         columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]
-        # Without a bar of its own: only what it knows of its progress.
+        # DuckDB draws no progress bar of its own; we only read its progress.
         connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
         progress.reached(f"writing {contract.name}", lambda: connection.query_progress() / 100)
         # DuckDB's own temporary file would be readable by other users.

@@ -166,7 +166,7 @@ def loss_account(
     withheld: Mapping[str, int],
     slot_problem: str | None = None,
 ) -> LossAccount:
-    """The account of ``source``; errors as of reading landing.
+    """Return the account of ``source``. Raises the errors of reading landing.
 
     ``withheld``: events in quarantine by the state of their review.
     """

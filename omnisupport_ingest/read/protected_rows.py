@@ -25,8 +25,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 
 HASHES_PREFIX = "hashes:"
-"""A hashed column's hashes by all keys in force stand, with spaces between, in a column of its name with this
-prefix."""
+"""Prefix of the column with a hashed column's hashes by all keys in force, separated by spaces."""
 
 
 def protect_rows(contract: TableContract, path: Path, secrets: Secrets) -> None:
