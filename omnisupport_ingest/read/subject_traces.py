@@ -52,7 +52,7 @@ _NO_TABLE = "?.?"
 
 _KEY_ID = "key_id"
 _NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(bytes(ID_BYTES))) - 1}}})"
-"""The member of an encrypted image that names the key."""
+"""Regular expression that finds the id of the key in an encrypted image."""
 
 Row = tuple[str, str, str]
 """Schema, table, and the text of a row's key."""
