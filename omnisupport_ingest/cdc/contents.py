@@ -192,7 +192,7 @@ class Contents:
 
     @cached_property
     def _plain(self) -> frozenset[TableName]:
-        """The tables of which nothing lands encrypted, or ever did."""
+        """The tables whose events never land encrypted, and never did."""
         return frozenset(each.table_name for each in self.contracts if not maybe_encrypted_columns(each))
 
     @cached_property
