@@ -101,16 +101,15 @@ def settings_of_home(settings: Settings) -> Settings:
 
 
 def recorded(settings: Settings) -> InForce | None:
-    """Return the record that binds the home of ``settings``; None without one. ``HomeMismatch`` if
-    unreadable.
-    """
+    """Return the record that binds the home of ``settings``; None without one. Raises ``HomeMismatch`` if
+    it is unreadable."""
     return _binding(_home_of(settings))
 
 
 def in_force(settings: Settings) -> InForce:
-    """Return the record of the home of ``settings``, else what settings and working directory name.
+    """Return the record of the home of ``settings``; without one, what settings and working directory name.
 
-    ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
+    Raises ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
     """
     home = _home_of(settings)
     record = _binding(home)
@@ -133,7 +132,8 @@ def in_force(settings: Settings) -> InForce:
 
 
 def contracts_in_force(settings: Settings) -> Contracts:
-    """Return the contracts of the home; ``IngestError`` if they are missing, not its own, or one is wrong."""
+    """Return the contracts of the home. Raises ``IngestError`` if they are missing, not its own, or one is
+    wrong."""
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "contracts", chosen.contracts, "FOLDER")
@@ -179,7 +179,7 @@ def contracts_gone(settings: Settings, contracts: Contracts) -> list[dict[str, s
 
 
 def decisions_in_force(settings: Settings) -> DecisionTable:
-    """Return the decision table of the home; ``IngestError`` if it is missing or refused."""
+    """Return the decision table of the home. Raises ``IngestError`` if it is missing or refused."""
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "decision table", chosen.decision_table, f"{_OPTION}FILE")
@@ -207,7 +207,7 @@ def record_in_force(settings: Settings, home: Home) -> None:
 def use(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
     """Set other contracts or another decision table for ``home``; None keeps the present one.
 
-    Each is a path, or ``packaged``. ``IngestError`` if it cannot be read; nothing is changed then.
+    Each is a path, or ``packaged``. Raises ``IngestError`` if it cannot be read; then nothing is changed.
     """
     has = _read(home.path) or in_force(settings)
     chosen = with_other(

@@ -261,7 +261,7 @@ class TableContract:
         return frozenset(column.name for column in self.columns if column.personal).difference(self.key)
 
     def column(self, name: str) -> Column:
-        """The column called ``name``; ``KeyError`` if the contract has none."""
+        """Return the column called ``name``. Raises ``KeyError`` if the contract has none."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -278,7 +278,7 @@ class UnknownTable(IngestError):
 
 
 def table_named(text: str, among: Sequence[TableContract]) -> TableContract:
-    """Return the contract in ``among`` of the table that a person calls ``text``; else ``UnknownTable``.
+    """Return the contract in ``among`` of the table that a person calls ``text``. Raises ``UnknownTable``.
 
     ``text``: the name in the lake, alone or with its source, or the name at the source, alone or with its
     schema, quoted or not. Case counts, unless nothing matches with it.
@@ -356,13 +356,13 @@ class Contracts:
         return len(self.all)
 
     def sources(self) -> tuple[str, ...]:
-        """The names of the sources that have contracts, sorted."""
+        """Return the names of the sources that have contracts, sorted."""
         return tuple(sorted({contract.source for contract in self.all}))
 
     def of_source(self, source: str) -> tuple[TableContract, ...]:
-        """The contracts of ``source``, sorted by name; empty for an unknown source."""
+        """Return the contracts of ``source``, sorted by name; empty for an unknown source."""
         return tuple(contract for contract in self.all if contract.source == source)
 
     def find(self, source: str, schema: str, table: str) -> TableContract | None:
-        """The contract of one source table, None if it has none."""
+        """Return the contract of one source table; None if it has none."""
         return self._by_table.get((source, schema, table))

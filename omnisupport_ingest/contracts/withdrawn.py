@@ -27,7 +27,7 @@ def withdrawn_contracts(
 ) -> tuple[TableContract, ...]:
     """Return the newest withdrawn contract of each name of ``source`` that none of ``there`` has.
 
-    ``there``: the contracts in force. ``ContractError`` if a file of the source is not a contract.
+    ``there``: the contracts in force. Raises ``ContractError`` if a file of the source is not a contract.
     """
     files = [path for path in _files(settings) if path.name.startswith(f"{source}.")]
     with closing_after():
