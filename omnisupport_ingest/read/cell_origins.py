@@ -49,7 +49,7 @@ class Role(StrEnum):
 class KeyEvent:
     """An accepted event of the table, or one that is in quarantine (``withheld``). Times are timezone-aware.
 
-    ``facts``: what else is known of it (batch, file, transaction, reason), for whoever shows it.
+    ``facts``: what else is known of it (batch, file, transaction, reason), to be shown.
     """
 
     window: str
@@ -68,12 +68,12 @@ class KeyEvent:
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def carried(self) -> Mapping[str, Any]:
-        """The columns that it carried, by name."""
+        """Return the columns that it carried, by name."""
         return with_unsent(read_image(self.after) or {}, self.unchanged, self.before)
 
     def decides(self, table_columns: TableColumns) -> frozenset[str]:
-        """The columns that it may decide: what it carried, and what has a default because the event began
-        a row before the table had the column."""
+        """Return the columns that it may decide: what it carried, and what has a default because the event
+        began a row before the table had the column."""
         names = frozenset(self.carried())
         if self.op in _STARTS and read_image(self.after) is not None:
             names |= {name for name, _ in table_columns.defaults}.difference(self.unchanged or ())
@@ -121,7 +121,7 @@ class RowOrigins:
     voided: frozenset[Position]
 
     def role(self, event: KeyEvent, column: str) -> Role:
-        """What ``event`` is for ``column``."""
+        """Return what ``event`` is for ``column``."""
         origin = self.columns[column]
         if event.withheld and event.position in self.voided:
             return Role.VOIDED
@@ -178,7 +178,7 @@ def origins_of(events: Iterable[KeyEvent], key: str, table_columns: TableColumns
 
 
 def former_keys(events: Iterable[KeyEvent]) -> set[str]:
-    """The keys that rows of ``events`` had before a key change."""
+    """Return the keys that rows of ``events`` had before a key change."""
     return {each.moved_from_key for each in events if each.moved_from_key is not None}
 
 
@@ -213,7 +213,7 @@ def _life(
     ends: TableEnds,
     ended_at: Position | None,
 ) -> dict[str, Any] | None:
-    """The current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
+    """Return the current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
     ``current.lives_type`` with the numbers of deciding events (of ``ordered``) in its columns."""
     number = {id(each): index for index, each in enumerate(ordered)}
     numbered = [(number[id(each)], each) for each in counted if each.key == key and each.op not in _TABLE]

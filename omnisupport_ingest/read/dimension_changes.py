@@ -36,8 +36,8 @@ from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.storage import at_hand
 
 INSERT, UPDATE, DELETE, PURGE = "insert", "update", "delete", "purge"
-"""Kinds of changes: a row that was not there or lives again, another state of it, its soft delete, and a
-deleted row that the dimension shows no more."""
+"""Kinds of changes: a row that is new or lives again, another state of a row, its soft delete, and a
+deleted row that the dimension no longer shows."""
 
 UNRESOLVED, _EXACT = "_cdc_unresolved", "_cdc_exact"
 _HIDDEN = ("_cdc_state",)
@@ -151,7 +151,7 @@ def _snapshot(table: LakeTable, version: int) -> TableSnapshot | None:
 
 
 def _protected(contract: TableContract, snapshot: TableSnapshot | None) -> frozenset[str]:
-    """The columns with a policy, unless the version was made by the contract in force."""
+    """Return the columns with a policy, unless the version was made by the contract in force."""
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
     if state is not None and set(of_contract(contract)) <= set(state.versions):
         return frozenset()
@@ -261,7 +261,8 @@ _ORDER = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal", "_cdc_key")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[LakeFile]) -> str:
-    """A view of the rows in ``files``; without any, an empty one of the columns that are asked for."""
+    """Create the view ``name`` of the rows in ``files``; without files, an empty table with the columns
+    that are read. Return its name."""
     if files:
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {live_sql(connection, files)}")

@@ -54,7 +54,7 @@ class DimensionRanges:
     """The rows of one dimension that the source has, as far as the lake knows. Use it as a context."""
 
     def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], scratch: Path) -> None:
-        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
+        """``files``: of the dimension. ``scratch``: a folder for what does not fit into memory."""
         self._contract, self._files = contract, tuple(files)
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")

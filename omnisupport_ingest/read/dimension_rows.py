@@ -44,7 +44,7 @@ class DimensionRows:
     """
 
     def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], scratch: Path) -> None:
-        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
+        """``files``: of the dimension. ``scratch``: a folder for what does not fit into memory."""
         self._contract, self._scratch = contract, scratch
         self._connection = duckdb.connect(str(scratch / "met.duckdb"))
         self._connection.execute("SET TimeZone = 'UTC'")

@@ -82,9 +82,9 @@ def export(
 ) -> Exported:
     """Write the current state of ``contract`` to ``path``, which only its owner can read.
 
-    The file is complete or not there: it is written under another name and renamed, and takes the
-    place of a file of that name. With ``deleted`` the softly deleted rows are in it too, told apart
-    by ``_cdc_is_deleted``. ``NoDimension`` if there is nothing to write.
+    The file is complete or not there: it is written under another name and renamed, and replaces a file of
+    that name. With ``deleted`` it includes the softly deleted rows, marked by ``_cdc_is_deleted``. Raises
+    ``NoDimension`` if there is nothing to write.
     """
     # Before the table is opened, so that what is read afterwards is at least as complete.
     behind = _progress(workspace, contract)
@@ -156,7 +156,7 @@ def write_file(
 
 
 def _require_files(contract: TableContract, files: Sequence[str]) -> None:
-    """``ExportFailed`` unless each of ``files`` is a file: DuckDB would wait for a pipe."""
+    """Raise ``ExportFailed`` unless each of ``files`` is a regular file: DuckDB would wait for a pipe."""
     for file in map(Path, files):
         try:
             require_file(file)
@@ -258,7 +258,7 @@ def _value(column: Column, form: Format) -> str:
 
 
 def _as_json(column: Column, text: str) -> str:
-    """A JSON value: a number or a boolean where nothing is lost by it, else text."""
+    """Return SQL for a JSON value: a number or a boolean if that loses nothing, else a text."""
     name, exact = _name(column.name), f"_cdc_exact[{_text(column.name)}]"
     either = f"CASE WHEN {exact} IS NULL THEN to_json({name}) ELSE to_json({exact}) END"
     if column.type.kind in (Kind.BOOLEAN, Kind.SHORT, Kind.INTEGER, Kind.LONG):

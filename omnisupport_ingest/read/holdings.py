@@ -39,7 +39,7 @@ class Holding:
 
 
 def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
-    """The tables that hold rows of ``contract`` alone."""
+    """Return the tables that hold rows of ``contract`` alone."""
     return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
 
 

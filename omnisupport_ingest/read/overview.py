@@ -40,11 +40,11 @@ from omnisupport_ingest.read.verified import Verified, verified_of
 
 @dataclass(frozen=True, slots=True)
 class LandingOverview:
-    """Where the landing of a source stands. ``events`` counts duplicates too.
+    """How far the landing of a source is. ``events`` counts duplicates too.
 
-    ``last_batch_id`` is the newest batch before any gap; ``stream_end`` the end of the landed WAL.
-    ``epoch`` is the one that began last, None before the first. ``problem`` says why landing cannot be
-    read; everything else is empty then.
+    ``last_batch_id`` is the newest batch before any gap; ``stream_end`` the end of the landed WAL. ``epoch``
+    is the one that began last, None before the first. ``problem`` says why landing cannot be read; then
+    everything else is empty.
     """
 
     epoch: int | None
@@ -223,7 +223,7 @@ class _Batches:
         windows: Iterable[str],
         wanted: Callable[[LandedPart], bool] = lambda _: True,
     ) -> set[tuple[str, str]]:
-        """Return each window and batch that ``taken`` does not name and of which a file is ``wanted``."""
+        """Return each window and batch that ``taken`` lacks, if one of its files is ``wanted``."""
         return {
             (window, part.batch_id)
             for window in windows

@@ -29,7 +29,7 @@ HASHES_PREFIX = "hashes:"
 
 
 def protect_rows(contract: TableContract, path: Path, secrets: Secrets) -> None:
-    """Protect the file ``path`` of the source's rows (``write_text_rows``), in its place, for its owner
+    """Protect the file ``path`` of the source's rows (``write_text_rows``) in place, readable by its owner
     only."""
     if not needs_protection(contract):
         return
@@ -65,7 +65,7 @@ class LandedProtection:
     def open(cls, settings: Settings, source: str) -> LandedProtection:
         """Open the protection of the contracts in force.
 
-        ``PiiKeyMissing`` if a key for their hashes is missing.
+        Raises ``PiiKeyMissing`` if a key for their hashes is missing.
         """
         workspace = Workspace.open(settings)
         contracts = workspace.contracts.of_source(source)
