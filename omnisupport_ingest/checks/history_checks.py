@@ -110,7 +110,7 @@ def versions_do_not_overlap(
 
 
 def _again(contract: TableContract) -> str:
-    """Return the command that makes the history again."""
+    """Return what a person does to have the history made again, in words."""
     return (
         f"Materialize history/dim_{contract.name}_history in the UI (omnisupport-ingest up): it is rebuilt."
     )
