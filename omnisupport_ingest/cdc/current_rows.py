@@ -72,10 +72,11 @@ def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:
-    """Return the rows that are the current state of their key as they are, and the other rows grouped by key.
+    """Return the rows that are already the current state of their key, and the other rows grouped by key.
 
-    A row is its key's state if it is the only row of the key, its last event is a row event, no key change or
-    quarantined delete is open, and no table end that reaches it lies above its first event.
+    A row is its key's current state if all of this holds: it is the only row of the key, its last event is a
+    row event, no key change or quarantined delete is open, and no table end that reaches it lies above its
+    first event.
     """
     stands = pc.and_(
         pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_OF_ROWS)
