@@ -218,7 +218,7 @@ def _below_which(
     if not is_captured(batches):
         return later or _above_all(batches)
     if later is not None:
-        # A transaction is atomic: nothing of the first later one is included.
+        # A transaction is atomic: no part of the first later one is included.
         return Position(later.epoch, later.commit_lsn, min(later.ordinal, 0))
     return _end_of_stream(source, batches, at)
 

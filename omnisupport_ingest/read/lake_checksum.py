@@ -69,7 +69,7 @@ def is_at_source(contract: TableContract) -> str:
     value, marked_at = f"l.{named(mark)}", "l._cdc_updated_at"
     if contract.column(mark).type.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
         marked_at = f"coalesce({value}, {marked_at})"
-    # A mark that its typed column cannot hold stands as exact text.
+    # The exact text holds a mark that the typed column cannot hold.
     marked = f"coalesce({value}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
     alive_at_source = f"l._cdc_op IS DISTINCT FROM 'd' AND l._cdc_deleted_at IS NOT DISTINCT FROM {marked_at}"
     return f"(NOT l._cdc_is_deleted OR ({marked} AND {alive_at_source}))"
@@ -85,7 +85,7 @@ def _value(column: Column, value: str) -> str:
 def _part(column: Column) -> str:
     value, exact = f"l.{named(column.name)}", f"l._cdc_exact[{text(column.name)}]"
     shown = _text(column, value)
-    # Looking into a map costs more than the rest; such a value never stands there.
+    # Reading the map of exact texts costs more than all else, so skip it for columns that always fit.
     if not column.always_fits:
         shown = f"coalesce({exact}, {shown})"
     return f"CASE WHEN {shown} IS NULL THEN 'N' ELSE strlen({shown}) || ':' || {shown} END"

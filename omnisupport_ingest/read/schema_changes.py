@@ -160,7 +160,7 @@ def _of_column(
         if name not in columns:
             return NONE, "", False
         if live is not None:
-            # It has its name again; what was written meanwhile came under the other one.
+            # The column has this name again; what was written meanwhile landed under the other name.
             return BREAKING, again or "", again is not None
         return BREAKING, f"{contract.path}: properties.{name} → {change.after}", True
     if column is None:
@@ -172,7 +172,7 @@ def _of_column(
         return BREAKING, f"{at} is gone at the source", True
     compatibility, edit, asks = _of_values(change, column, live, at)
     if name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change):
-        # What has landed of a row is by its former key, which nothing ends but a read.
+        # Rows have landed under their former keys, and only reading the table again ends those rows.
         return BREAKING, edit if asks else again or "", asks or again is not None
     return compatibility, edit, asks
 
