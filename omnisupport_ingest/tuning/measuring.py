@@ -290,7 +290,7 @@ def _captures(platform: Measured) -> bool:
     if slot is None or slot.active_pid is None:
         return False
     if platform.load.rate is None:
-        # Tables that are read meanwhile land in batches of their own, which are no part of a point.
+        # If tables are being read, their rows land in batches of their own, which count in no point.
         return True
     workspace, source = platform.workspace, platform.settings.source
     store = workspace.landing(source)
