@@ -62,14 +62,15 @@ class BrokenRules:
 
     @cached_property
     def by_window(self) -> Mapping[str, Sequence[RuleOfWindow]]:
-        """The broken rules of each window: each of the windows of a run asks, and these may be thousands."""
+        """The broken rules of each window. Cached: every window of a run reads it, and there may be
+        thousands."""
         found: dict[str, list[RuleOfWindow]] = {}
         for rule in self.counts:
             found.setdefault(rule[0], []).append(rule)
         return found
 
     def to_text(self) -> str:
-        """Return the JSON text by which a Spark task reports them (``parse``)."""
+        """Return the rules as JSON text, in which a Spark task reports them (``parse``)."""
         return json.dumps(
             [
                 [[*rule, count] for rule, count in sorted(self.counts.items())],

@@ -22,7 +22,7 @@ _BATCH_ROWS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
 
 _MOST_STRETCHES = 1_000
-"""Stretches of rows up to which ``filter_slices`` slices instead of copying."""
+"""``filter_slices`` slices at most so many stretches of rows; with more it copies."""
 
 _NULL_POSITION: Position = (0, 0, 0)
 """Value under the mask of a null position."""
@@ -41,7 +41,7 @@ def one_table(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
 
 
 def in_batches(table: pa.Table) -> list[pa.RecordBatch]:
-    """Return ``table`` in batches of a size that the JVM takes in at once without trouble."""
+    """Return ``table`` in batches that are small enough for the JVM."""
     if not table.num_rows:
         return []
     row_bytes = max(1, table.nbytes // table.num_rows)
@@ -79,7 +79,7 @@ def filter_slices(
     """Return the rows that are ``kept``, as slices of the table: a chunk per stretch of kept rows, nothing
     copied.
 
-    Where few rows of a file go, or few stay, that costs a hundredth of a filter. With more than
+    If few rows of a file are dropped, or few are kept, this costs a hundredth of a filter. With more than
     ``most_stretches`` stretches the rows are filtered and copied instead.
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))

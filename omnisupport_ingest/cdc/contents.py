@@ -1,13 +1,15 @@
-"""What distinguishes a copy of an event from a collision, where values landed encrypted.
+"""Tell copies of an event from collisions, where values landed encrypted.
 
-Landed bytes do not do: the same event may land plain, encrypted, and without the values of a subject that was
-erased meanwhile. So its images are compared decrypted, whatever the order of their members. Where one copy at
-a position was of a destroyed key, nobody can say what it held: then all of them are compared by the columns
-that are readable at rest, and the erased event that comes again is a duplicate. Where that copy does not even
-show all of these, as its contract encrypted more, their images are not compared at all.
+Comparing landed bytes is not enough. One event may land plain, land encrypted, and land again without the
+values of a subject that was erased meanwhile. So images are decrypted before they are compared, and the order
+of their members does not matter.
 
-An identity may hold a hash of what was delivered. That differs by the form the event landed in too, so
-``place_of`` says which one tells events apart.
+If the key of one copy was destroyed, nobody can say what that copy held. Then all copies at its position are
+compared by the columns that are readable at rest, so an erased event that comes again is a duplicate. If that
+copy lacks some of these columns, because its contract encrypted more, images are not compared at all.
+
+The identity of an event may contain a hash of what was delivered. This hash depends on the form in which the
+event landed; the identities that ``place_of`` returns do not.
 """
 
 from __future__ import annotations
@@ -36,17 +38,18 @@ HASHED = (
     *("epoch", "commit_lsn", "ordinal", "op", "source_schema", "source_table", "key", "before", "after"),
     *("unchanged", "moved_from_key", "source_ts"),
 )
-"""The columns of an event that are its content."""
+"""The columns that make up the content of an event."""
 
 PLACE, CONTENT, SHOWN, BARE, ERASED = "place", "content", "shown", "bare", "erased"
-"""The columns that ``with_contents`` adds: the identity that tells events of one position apart; the hashes
-of the content, of what is readable at rest, and of all but the images; and by which of these the copies of a
-position are compared, if one says so (``BY_CONTENT``, ``BY_SHOWN``, ``BY_BARE``: the highest counts)."""
+"""The columns that ``with_contents`` adds. ``PLACE``: the identity that tells events of one position apart.
+``CONTENT``, ``SHOWN``, ``BARE``: hashes of the content, of what is readable at rest, and of all but the
+images. ``ERASED``: by which of these the copies of a position must be compared (``BY_CONTENT``, ``BY_SHOWN``,
+``BY_BARE``); the highest value at a position counts."""
 
 BY_CONTENT, BY_SHOWN, BY_BARE = 0, 1, 2
 
 UNSORTED = "f-"
-"""Begins the names of batches that do not sort as they landed (``landing.names.file_batch_id``)."""
+"""Prefix of batch names that do not sort in the order of landing (``landing.names.file_batch_id``)."""
 
 ADDED = pa.schema([*((name, pa.int64()) for name in (CONTENT, SHOWN, BARE)), (ERASED, pa.int8())])
 
@@ -58,7 +61,11 @@ _NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """The ``whole`` of an image, what of it is ``readable`` at rest, and by what its copies are compared."""
+    """A row image to compare.
+
+    ``whole``: all of it. ``readable``: its columns that are readable at rest. ``compared``: how its copies
+    must be compared (``BY_CONTENT``, ``BY_SHOWN`` or ``BY_BARE``).
+    """
 
     whole: str | None
     readable: str | None
@@ -67,8 +74,11 @@ class _Image:
 
 @dataclass(frozen=True)
 class Contents:
-    """Finds the contents of events of one source. ``contracts``: of it. ``keys``: of the home's subjects;
-    None if it has none, then nothing landed encrypted, and the hash of what landed is the content."""
+    """Computes by what copies of the events of one source are compared.
+
+    ``contracts``: those of the source. ``keys``: the subjects' keys of the home; None if it has none. Without
+    keys nothing landed encrypted, and the hash of what landed is the content.
+    """
 
     contracts: tuple[TableContract, ...] = ()
     keys: SubjectKeys | None = None
@@ -79,8 +89,10 @@ class Contents:
         return ("event_hash",) if self.keys is None else (*HASHED, "event_hash", "identity", "envelope")
 
     def of(self, events: pa.RecordBatch) -> list[pa.Array]:
-        """The columns ``ADDED`` of ``events``; ``SubjectKeysUnreadable`` if a key is missing that was not
-        destroyed."""
+        """Return the columns ``ADDED`` of ``events``.
+
+        Raises ``SubjectKeysUnreadable`` if a key is missing that was not destroyed.
+        """
         landed, none = events.column("event_hash"), pa.array(np.zeros(len(events), np.int8))
         if self.keys is None:
             return [landed, landed, landed, none]
@@ -104,7 +116,7 @@ class Contents:
         ]
 
     def place_of(self, events: pa.RecordBatch) -> pa.Array:
-        """The identities that tell ``events`` of one position apart."""
+        """Return the identities that tell ``events`` of one position apart, in whatever form each landed."""
         identities = events.column("identity")
         if self.keys is None or identities.null_count == len(identities):
             return identities
@@ -126,7 +138,8 @@ class Contents:
         if identity.startswith(f"{start},"):
             if table not in self._encrypted:
                 return identity
-            # Of what is readable now, whether it landed plain, encrypted, or by another contract.
+            # Hash what is readable now: it is the same whether the event landed plain, encrypted, or by
+            # another contract.
             unsent = sorted(event["unchanged"] or ())
             shown = [self._shown_in(table, event[name], unsent, known) for name in _IMAGES]
             text = json.dumps([*shown, unsent, event["source_ts"].isoformat()])
@@ -134,13 +147,13 @@ class Contents:
         delivered = event["envelope"]
         if delivered is None or delivered.startswith(f"{{{MARK}"):
             return identity
-        # It landed plain. Now it would land encrypted, and with this identity.
+        # The event landed plain. Today it would land encrypted, with this identity.
         return keyed_identity(identity, self._digest_key)
 
     def _shown_in(
         self, table: TableName, image: str | None, unsent: Collection[str], known: dict[bytes, SubjectKey]
     ) -> str | None:
-        """What is readable of an image, decrypted only if that is not readable at rest."""
+        """Return the readable columns of an image. It is decrypted only if it lacks one of them at rest."""
         if image is None:
             return None
         if MARK in image:
@@ -169,23 +182,23 @@ class Contents:
 
     @cached_property
     def _encrypted(self) -> frozenset[TableName]:
-        """The tables of which the contract says encrypted."""
+        """The tables whose contract says encrypted."""
         return frozenset(each.table_name for each in self.contracts if each.subject is not None)
 
     @cached_property
     def _as_they_landed(self) -> frozenset[TableName]:
-        """The tables of which identities land as they are: all, if no contract says encrypted."""
+        """The tables whose contract does not say encrypted, so that their identities land unchanged."""
         every = frozenset(each.table_name for each in self.contracts)
         return every - self._encrypted
 
     @cached_property
     def _plain(self) -> frozenset[TableName]:
-        """The tables of which nothing lands encrypted, or did."""
+        """The tables whose events never land encrypted, and never did."""
         return frozenset(each.table_name for each in self.contracts if not maybe_encrypted_columns(each))
 
     @cached_property
     def _readable(self) -> dict[TableName, frozenset[str]]:
-        """The columns of each table that land as they are, whatever its contract says of the others."""
+        """By table, the columns that land readable whether or not its contract encrypts the others."""
         return {
             each.table_name: frozenset(column.name for column in each.source_columns).difference(
                 maybe_encrypted_columns(each)
@@ -222,11 +235,11 @@ class Contents:
 
 
 AS_LANDED = Contents()
-"""The content is what landed."""
+"""Takes what landed as the content."""
 
 
 def with_contents(batches: Iterable[pa.RecordBatch], contents: Contents) -> Iterator[pa.RecordBatch]:
-    """``batches`` of events with the columns ``ADDED`` and ``PLACE``."""
+    """Add the columns ``ADDED`` and ``PLACE`` to ``batches`` of events."""
     for batch in batches:
         yield pa.RecordBatch.from_arrays(
             [*batch.columns, *contents.of(batch), contents.place_of(batch)],

@@ -110,13 +110,13 @@ def current_state(
     Args:
         rows: net changes of any windows, schema ``folded_type(contract)``.
         partitions: as in ``fold.fold_events``.
-        deleted_since: rows that the source deleted before are left out; None: no row is. A row that is only
-            marked as deleted is still there and stays.
+        deleted_since: leaves out rows that the source deleted before this moment; None: leaves out none. A
+            row that is only marked as deleted stays.
 
     Returns:
         One row per key, schema ``current_type(contract)``. ``_cdc_unresolved`` of a live row names the
-            columns without a known value, which are NULL in their column; ``current_rows.EXISTENCE`` among
-            them says that the row itself may be gone.
+            columns without a known value, which are NULL. If ``current_rows.EXISTENCE`` is among the names,
+            the row itself may be gone.
     """
     ends, has_key_changes = _table_ends(rows)
     keyed = rows.where(F.col("_cdc_kind").isin(KEY, ENDED)).select(

@@ -29,7 +29,7 @@ from omnisupport_ingest.cdc.row_fold import FoldedRows, LifeRows, groups_of, liv
 from omnisupport_ingest.cdc.table_ends import TableEnds
 
 EXISTENCE = "*"
-"""Stands among the unresolved columns where a quarantined delete leaves open whether the row exists."""
+"""Named among the unresolved columns if a quarantined delete leaves open whether the row exists."""
 
 _OF_ROWS = pa.array(["c", "u", "r", "d"])
 
@@ -72,10 +72,11 @@ def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:
-    """Return the rows that are the current state of their key as they are, and the other rows grouped by key.
+    """Return the rows that are already the current state of their key, and the other rows grouped by key.
 
-    A row is its key's state if it is the only row of the key, its last event is a row event, no key change or
-    quarantined delete is open, and no table end that reaches it lies above its first event.
+    A row is its key's current state if all of this holds: it is the only row of the key, its last event is a
+    row event, no key change or quarantined delete is open, and no table end that reaches it lies above its
+    first event.
     """
     stands = pc.and_(
         pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_OF_ROWS)
@@ -191,12 +192,12 @@ class _Lives(LifeRows):
     def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
         """Whether a window may hold events below ``end`` that its folded row does not show.
 
-        A window that folded events of the old key from both sides of the end kept only the later ones.
-        Nothing is known of the earlier ones then, so the columns stay unresolved. This needs commit times
-        that run against log order across a window's edge.
+        If a window folded events of the old key from both sides of the end, it kept only the later ones.
+        Nothing is known of the earlier ones then, so the columns stay unresolved. This happens only where
+        commit times run against log order across a window's edge.
 
-        A window still in parts may show them, but is judged as the one row that it becomes when it is closed
-        or made again: how its rows are split changes nothing.
+        Several rows of one window may show these events. They are treated as the one row that they become
+        when the window is closed or made again, so the result does not depend on how the rows are split.
         """
         folded = self.folded
         windows = {folded.window[row] for row in rows if folded.kind[row] == ENDED}
@@ -271,8 +272,10 @@ def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
 
 
 def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:
-    """Return the latest doubt that matters, of ``doubts`` and the life's own: a life that has ended is not
-    ended again."""
+    """Return the latest of ``doubts`` and the life's own doubt that matters.
+
+    A doubt above the end of a life that has ended does not matter: the life is not ended again.
+    """
     if life.doubting is not None and life.doubting.doubt is not None:
         doubts.append(life.doubting.doubt)
     found = None

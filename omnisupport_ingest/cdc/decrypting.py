@@ -1,11 +1,11 @@
 """Decrypt the row images of events that landed encrypted, with the keys of their data subjects, before events
 are judged.
 
-A value whose key was destroyed becomes NULL, and the fold treats the column as known. So does any column that
-the image does not show: it may have landed encrypted because no contract named it then. Rules see the image
-without these columns, as if they had not been sent: the erasure of a subject keeps no row and no batch out.
-A key that is missing though nobody destroyed it is a loss, not an erasure: decrypting raises and judging
-stops.
+A value whose key was destroyed becomes NULL, and the fold treats its column as known. So it does with every
+column that such an image does not show: it may have landed encrypted, because no contract named it then.
+Rules see the image as if these columns had not been sent, so the erasure of a subject withholds no row and no
+batch. A key that is missing without having been destroyed is a loss, not an erasure: decrypting raises an
+error, and judging stops.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def decrypt(
 
 
 def _may_be_marked(images: pa.StringArray) -> bool:
-    """Whether the mark of encrypted values stands anywhere in the bytes of ``images``: one search for all of
-    them."""
+    """Whether the mark of encrypted values occurs in any of ``images``; one search over all their bytes."""
     if not pa.types.is_string(images.type):
         return True
     _, offsets, texts = images.buffers()

@@ -2,7 +2,7 @@
 
 The dedupe key is the position. Same position and same content is a duplicate: the copy that landed first
 counts, the others are dropped and counted. Same position and different content is a collision: neither can be
-trusted, so both go to quarantine. What content is where values landed encrypted, ``contents`` says.
+trusted, so both go to quarantine. For values that landed encrypted, ``contents`` defines what content is.
 
 An event whose first copy landed after a newer epoch had begun goes to quarantine too. Judging uses only facts
 that were frozen when the batch landed, so a rebuild reaches the same verdicts as the first run.
@@ -53,20 +53,22 @@ _CONTENT_TYPE = (
 def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED, visit: Visit | None = None) -> DataFrame:
     """Add ``copy`` (1 = landed first of its content) and ``collision`` (the position has two contents).
 
-    Dedupe is local to a window, so it costs one shuffle by window and position. ``visit``: how tasks, which
-    need the keys, reach the home.
+    Dedupe is local to a window, so it costs one shuffle by window and position. ``visit``: gives tasks access
+    to the home, whose keys they need.
     """
     content, identity = "event_hash", "identity"
     events = raw
-    # The landing clock may go back. So may the watermark, where an epoch begins with a snapshot: the first
-    # batch of its stream still has the watermark of the epoch before. Names of capture's batches sort as they
-    # landed. Names of files do not: there the watermark orders, and if it is equal, copies are judged alike.
+    # Find the order of arrival. The landing clock may go back. So may the watermark: where an epoch begins
+    # with a snapshot, the first batch of its stream still has the watermark of the previous epoch. Names of
+    # capture's batches sort in the order of landing, so they decide. Names of batches from files do not sort:
+    # there the watermark decides, and copies with the same watermark are judged alike.
     sorts = F.col("file_row").isNull()
     if contents.keys is not None:
         described = T.StructType([*raw.schema.fields, *_CONTENT_TYPE])
         events = raw.mapInArrow(visiting(visit, partial(with_contents, contents=contents)), described)
         content, identity = of_contents.CONTENT, of_contents.PLACE
-        # Nor do those of a reading by cursor, of which a copy in another form may be judged otherwise.
+        # Names of batches that were read by cursor do not sort either, and a copy that landed in another form
+        # may be judged otherwise.
         sorts &= ~F.col("batch_id").startswith(of_contents.UNSORTED)
     place = ("window", "epoch", "commit_lsn", "ordinal", identity)
     position = Window.partitionBy(*place)
@@ -94,8 +96,8 @@ def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED, visit: Visit | N
 
 
 def mark_distinct(raw: DataFrame) -> DataFrame:
-    """Add the columns of ``mark_copies`` to events whose positions are known to be distinct, without a
-    shuffle."""
+    """Add the columns of ``mark_copies`` without a shuffle, to events whose positions are known to be
+    distinct."""
     return raw.select("*", F.lit(1).alias("copy"), F.lit(False).alias("collision"))
 
 
@@ -106,9 +108,10 @@ def judge(marked: DataFrame, judging_rules: JudgingRules, visit: Visit | None = 
     (it landed in a closed window), ``rules`` (names of broken ones), ``reason`` (a scenario of the decision
     table), ``verdict``, ``detector`` and ``review_state``.
 
-    Tables without a contract have no rules; their events are judged by position and time alone. Erased events
-    have no values. An accepted one gets the hash of what is left. A quarantined one keeps its hash, because
-    reviews name it by that. ``visit``: as of ``mark_copies``; they need its tokens, too.
+    Tables without a contract have no rules; their events are judged by position and time alone. The values of
+    erased events are removed: an accepted one gets the hash of what is left; a quarantined one keeps its
+    hash, because reviews name it by that. ``visit``: as in ``mark_copies``; tasks also need the home's
+    tokens.
     """
     kept = (field for field in marked.schema.fields if field.name not in ("copy", "collision"))
     judged = T.StructType([*kept, *_ADDED])

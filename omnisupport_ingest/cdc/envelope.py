@@ -69,7 +69,7 @@ QUARANTINE_TYPE = T.StructType(
 )
 """Schema of ``quarantine``: the whole event, why it is here (``reason``), what found it (``detector``), the
 names of the broken row rules, and the state of its review: ``open``, ``discarded``, or ``not_needed`` where
-the decision table asks for none. When it was first seen is its ``landed_at``."""
+the decision table requires none. ``landed_at`` is the time at which the event was first seen."""
 
 QUARANTINE_BY = ("window", "reason")
 """Partition columns of ``quarantine``."""

@@ -1,8 +1,8 @@
-"""Erasing: what is left of an event of a row that a person had erased, once the event is judged.
+"""Remove the values of a row that a person had erased from its events, once they are judged.
 
-Judging looks at the whole event, so an erasure changes no verdict, no collision and no review. Only
-then the values go: of the row images the key's columns stay, and every other column counts as one that
-was not sent. The fold knows such columns: they are not known, and nothing is made up for them.
+Judging sees the whole event, so an erasure changes no verdict, no collision and no review. Then the values
+are removed: a row image keeps the key's columns, and every other column counts as not sent. The fold leaves
+such columns unresolved, as always, and invents nothing for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.json_values import compact
 
 ERASED = "erased"
-"""The column that tells which events were erased, for whoever must hash their content again."""
+"""Column that marks erased events, so that accepted ones get a new hash of their content."""
 
 _VALUES = ("before", "after", "unchanged", "envelope")
 
@@ -30,7 +30,7 @@ KeyPlace = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Events of a key above ``after`` (null: from the first one) and up to ``through``, included."""
+    """Events of a key above ``after`` (None: from the first one) up to and including ``through``."""
 
     after: Position | None
     through: Position
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Erasures:
-    """What was erased of a source, by key; false where nothing was."""
+    """What was erased of a source, by key. False if nothing was."""
 
     spans: Mapping[KeyPlace, Collection[Span]] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Erasures:
         return bool(self.spans)
 
     def holds(self, place: TableName, key: str | None, position: Position) -> bool:
-        """Whether the event of ``key`` in the table ``place`` (schema, table) was erased."""
+        """Whether the event of ``key`` at ``position`` was erased. ``place``: schema and table."""
         if key is None or place not in self._tables:
             return False
         return any(span.holds(position) for span in self.spans.get((*place, key_hash(key)), ()))
@@ -60,7 +60,7 @@ class Erasures:
 
 
 def key_hash(key: str) -> str:
-    """SHA-256 of the text of a key, as an event has it."""
+    """Return the SHA-256 of a key's text, as events have it, in hexadecimal digits."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -69,7 +69,7 @@ def erase_batches(
     erasures: Erasures,
     keys: Mapping[TableName, Collection[str]],
 ) -> Iterator[pa.RecordBatch]:
-    """Take the values out of erased events, and add the column ``ERASED``.
+    """Remove the values of erased events, and add the boolean column ``ERASED``.
 
     In: columns of ``RAW_TYPE`` and any others. ``keys``: the key's columns, by schema and table.
     """
@@ -109,9 +109,9 @@ def _without_values(
 def _blanked(
     after: str | None, unchanged: Collection[str] | None, key: Collection[str]
 ) -> tuple[str | None, Collection[str] | None]:
-    """The row image without its values, and the columns that are not sent then.
+    """Return the row image with its key alone, and the columns that then count as not sent.
 
-    An image that cannot be read is gone whole: what is a value in it is not known.
+    An image that cannot be read is removed whole, because nobody knows which parts of it are values.
     """
     image = read_image(after)
     if image is None:

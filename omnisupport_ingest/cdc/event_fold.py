@@ -1,4 +1,4 @@
-"""Fold events to one row per window and key, in plain Python on Arrow batches: what a key's events come to.
+"""Fold events to one row per window and key, in plain Python on Arrow batches.
 
 Spark's workers run it (``fold.fold_events``). A worker gets whole groups (window and key), in any order.
 Ordinary groups are folded by whole columns (``ordinary_fold``); this module folds the others one by one and
@@ -109,7 +109,7 @@ def fold_groups(
     Args:
         batches: the columns of ``fold.to_fold``, without withheld events that an accepted one voids.
         few: at most so many events are folded group by group.
-        taken: gets the number of events that were folded group by group added.
+        taken: counter to which the events are added that were folded group by group.
 
     Returns:
         One row per window and key, and per life that a key change ended: the columns of

@@ -81,9 +81,9 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
 def to_fold(events: DataFrame) -> DataFrame:
     """Return the events that the fold uses, with the columns it needs (``EVENT_COLUMNS``).
 
-    Each ``c`` of a key change stands there twice: once under its own key, and once under the old key with the
-    operation ``OLD_KEY_ENDED``, so that the group of the old key knows where its life ended. Events whose key
-    is missing or has a NULL part are left out: they are in quarantine and belong to no row.
+    Each ``c`` of a key change is returned twice: under its own key, and under the old key with the operation
+    ``OLD_KEY_ENDED``, so that the group of the old key knows where its life ended. Events whose key is
+    missing or has a NULL part are left out: they are in quarantine and belong to no row.
     """
     parts = F.from_json("key", "array<string>")
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())

@@ -87,8 +87,7 @@ class HistoryRules:
 
     @property
     def ordered_above(self) -> bool:
-        """Whether the files of the events have the key's columns, by which this table's files are ordered:
-        they do not."""
+        """False: the files of the events lack the key columns by which this table's files are ordered."""
         return False
 
     @cached_property

@@ -65,7 +65,8 @@ from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 ACCEPTED, DUPLICATE, QUARANTINED = "accepted", "duplicate", "quarantined"
 
 OPEN, DISCARDED, NOT_NEEDED = "open", "discarded", "not_needed"
-"""States of a quarantined event's review: a person must look at it, has discarded it, or need not look."""
+"""States of a quarantined event's review: a person must decide, a person has discarded it, or no decision
+is needed."""
 
 RELEASE, DISCARD = "release", "discard"
 """What a person decides about a quarantined event."""
@@ -85,7 +86,7 @@ _ORDINARY: tuple[tuple[Any, pa.DataType], ...] = (
 
 _IN_TIME = (False, False)
 MARKS = ("copy", "collision")
-"""The columns that judging removes: number of the copy, and whether other content stands at its position."""
+"""The columns that judging removes: number of the copy, and whether the position has other content, too."""
 
 _PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
 
@@ -153,7 +154,7 @@ def judge_batches(
     Args:
         batches: columns of ``RAW_TYPE`` and ``MARKS``.
         few: at most so many events of a table in a batch are judged one by one.
-        taken: gets the number of events added.
+        taken: counter to which the judged events are added.
 
     Returns:
         The batches with the columns ``ADDED`` instead of ``MARKS``.
@@ -174,7 +175,7 @@ def judge_unprotected(
 ) -> Iterator[pa.RecordBatch]:
     """Judge events as ``judge_batches`` does, but leave personal values as they are.
 
-    For callers that need the verdicts alone and store none of the values. ``readable``: the caller knows that
+    For callers that need only the verdicts and store none of the values. ``readable``: the caller knows that
     no image landed encrypted.
     """
     judge = _Judge(judging_rules, few, taken or Taken())
@@ -361,7 +362,7 @@ class _Judge:
         event carries: a row that cannot be read, or that breaks its contract, would break the dimension.
         """
         malformed = rows.op[row] in IMAGE_OPS and carried.image is None
-        # Without a whole key nothing is known of the row, not even by a delete.
+        # Without a whole key nobody knows which row the event is about, not even if it is a delete.
         malformed |= rows.op[row] in ROW_OPS and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
@@ -425,12 +426,13 @@ class _EventColumns:
         return self._schema[row], self._table[row]
 
     def of_batch(self, row: int) -> TableOfBatch:
-        """The table's part of the batch that brought the event; the batch is empty if it was not read."""
+        """Return the table's part of the batch that brought the event; the batch is empty if it was not
+        read."""
         batch_id = "" if self._batch_id is None else self._batch_id[row]
         return (self.window[row], *self.table_name(row), batch_id)
 
     def before(self, row: int) -> str | None:
-        """The old image; None where every column was sent, because then it is not needed."""
+        """Return the old image; None if every column was sent, because then it is not needed."""
         return self._batch.column("before")[row].as_py() if self.unchanged[row] else None
 
     def has_whole_keys(self, row: int) -> bool:

@@ -3,7 +3,8 @@
 The fold sees a key change as two events: the ``c`` of the new key, which names the old key, and a copy of it
 under the old key (``OLD_KEY_ENDED``). The copy keeps the ended life of the old key, so that the new key can
 take columns from it that were not sent. Nearly always every column was sent. Then the copy is not needed, and
-the ``c`` begins a life like any other; this module takes both out of the way before the fold.
+the ``c`` begins a life like any other. Before the fold, this module drops such copies and removes the old key
+from their ``c``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.contracts.flat_images import read_flat
 
 OLD_KEY_ENDED = "left"
-"""Operation of the copy of a key change's ``c`` that stands under the old key: the life of that key ended.
-No table holds it; the fold makes it for itself."""
+"""Operation of the copy of a key change's ``c`` under the old key, whose life ended. Only the fold makes and
+uses it; no table holds it."""
 
 
 def without_complete_key_changes(

@@ -45,8 +45,8 @@ def fold_late(
         events: columns of ``typed_fold.EVENT_COLUMNS`` without ``IMAGES``, and ``ROW``.
         images: reads the columns ``IMAGES`` of the events with the given numbers, which are ascending and
             distinct.
-        taken: gets the number of events added.
-        moves: gets the windows in which a key change left a column unsent.
+        taken: counter to which the events are added.
+        moves: set to which the windows are added in which a key change left a column unsent.
 
     Returns:
         Folded rows, as ``event_fold.fold_groups`` returns them.

@@ -1,4 +1,4 @@
-"""When an event is late, and when it is too late: from facts that were frozen as its batch landed.
+"""Decide whether an event is late or too late, from facts that were frozen when its batch landed.
 
 Judging uses it. The verdict depends on the watermark that the batch found, not on today's: events that landed
 in time are ordinary even if they are processed hours later, when their window is closed.
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
 
 ALWAYS_REPLAYED = frozenset("rb")
-"""Operations that are never too late: a snapshot row is the newest that is known of its row."""
+"""Operations that are never too late: nothing newer than a snapshot row is known of its row."""
 
 
 def closes_at(window_end: datetime, allowed: timedelta) -> datetime:
@@ -32,5 +32,6 @@ def is_too_late(watermark_before: datetime | None, source_ts: datetime, longest:
 
 
 def allowed_of_source(contracts: Iterable[TableContract]) -> timedelta:
-    """Return how long after its end a window of the source stays open: until it is closed for every table."""
+    """Return how long after its end a window of the source stays open: the longest time that a contract
+    allows."""
     return max((each.allowed_lateness for each in contracts), default=DEFAULT_ALLOWED_LATENESS)

@@ -202,8 +202,8 @@ class OrdinaryEvents:
 
 
 def _ordinary_by_marks(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Whether the event is ordinary by its marks and its own narrow columns: nothing else stands at its
-    position, and it came in order."""
+    """Whether the event is ordinary by its marks and its own narrow columns: its position has no other
+    content, and it came in order."""
     column = batch.column
     unsent = pc.greater(pc.fill_null(pc.list_value_length(column("unchanged")), 0), 0)
     moved = column("moved_from_key").is_valid()

@@ -185,7 +185,7 @@ def fold_sorted(
 
 
 class _GroupFold:
-    """What each group folds to; without meaning where the group is not ``ordinary``."""
+    """The folded rows of all groups; those of groups that are not ``ordinary`` mean nothing."""
 
     def __init__(self, groups: SortedGroups, plain: tuple[str, ...], defaults: Defaults) -> None:
         self._groups, self._plain, self._defaults = groups, plain, defaults

@@ -21,7 +21,7 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NONE = -1
-"""Stands for a null position; all packed positions are higher."""
+"""The packed form of a null position; all packed positions are higher."""
 
 
 @dataclass(frozen=True)

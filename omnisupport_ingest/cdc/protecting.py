@@ -1,10 +1,9 @@
-"""Protecting events: what is left of personal values once an event is judged, by the policies of its
-contract.
+"""Protect the personal values in judged events, by the policies of their contracts.
 
-This is the one place where policies are applied: between the verdict on an event and its row in
-``deduped_events`` or ``quarantine``. Judging sees the values that landed, so verdicts, collisions and reviews
-do not depend on policies; every layer above has protected values alone. Of both row images the columns of the
-lake stay, with their values protected; a text that cannot be read is gone whole, and so is the text as it was
+Policies are applied here and nowhere else: between the verdict on an event and its row in ``deduped_events``
+or ``quarantine``. Judging sees the values that landed, so verdicts, collisions and reviews do not depend on
+policies. Every later layer has protected values only. Both row images keep the columns of the lake, with
+protected values. An image that cannot be read is removed, and so is the text of the event as it was
 delivered.
 """
 
@@ -27,22 +26,23 @@ from omnisupport_ingest.contracts.protection import Protection, Secrets, needs_p
 _IMAGES = ("before", "after")
 
 _CONTENT_HASH = r',"[0-9a-f]{16}"\]$'
-"""The end of an identity that a hash of the event's content is part of (``sources.debezium.events``)."""
+"""Matches the end of an identity that contains a hash of the event's content (``sources.debezium.events``).
+"""
 
 WITHOUT_VALUES = frozenset("tb")
-"""Operations that bring no value of a row: the range of keys that a snapshot end has is no value either."""
+"""Operations without values of a row. The key range of a snapshot end is no such value."""
 
 _UNCHANGED = pa.array(sorted(WITHOUT_VALUES))
 _KEYLESS = pa.array(["t", "b", "m"])
-"""Operations whose ``after`` is no row: the boundary of a snapshot has a range of keys there."""
+"""Operations whose ``after`` is no row. A snapshot end has its key range there."""
 
 _ACCEPTED = "accepted"
-"""The verdict (``judging.ACCEPTED``, which is imported by nothing that it imports)."""
+"""The verdict ``judging.ACCEPTED``. ``judging`` imports this module, so it cannot be imported here."""
 
 
 @dataclass(frozen=True)
 class Protections:
-    """What protects the tables of one source. False where no table needs it."""
+    """Protects the tables of one source. False if no table needs it."""
 
     by_table: Mapping[TableName, Protection]
     contracted: frozenset[TableName]
@@ -64,11 +64,12 @@ def protect_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Protect judged events: columns of ``RAW_TYPE``, ``verdict``, and any others.
 
-    An accepted event has its hash made anew of what is left, and its identity no hash of what landed; in
-    quarantine both are the name of the event, and stay. The text of an event as it was delivered goes with
-    every table that is protected or has no contract: in a line that could not be told apart, any table's
-    values may stand. So do the images of a table without a contract, and the content of logical messages: of
-    what nobody has described, nobody knows what is personal.
+    An accepted event gets the hash of what is left, and its identity loses the hash of what landed. In
+    quarantine both name the event, so they stay.
+
+    The text as delivered is removed from events of tables that are protected or have no contract: a line that
+    could not be parsed may hold values of any table. Events without a contract also lose their row images,
+    and logical messages their content, because nobody has said what in them is personal.
     """
     for batch in batches:
         yield _protected(batch, protections, few) if protections and batch.num_rows else batch

@@ -60,7 +60,7 @@ def merged_tables(table: pa.Table, table_columns: TableColumns, *, few: int = FE
 def _divide(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Divide the rows in three: rows alone in their group, other rows of such keys, rows of all other keys.
 
-    The first two leave out keys of which a key change ended a life.
+    The first two exclude keys whose life a key change ended.
     """
     keyed = pc.and_(pc.equal(table["_cdc_kind"], KEY), pc.is_valid(table["_cdc_key"]))
     tied = pc.unique(table["_cdc_key"].filter(pc.invert(keyed)).drop_null())

@@ -1,9 +1,9 @@
 """Define the rows of ``dim_<table>`` as they are stored: what people read, and the state of the fold beside
 it.
 
-The column ``_cdc_state`` keeps what a later merge needs and nobody reads. So net changes are merged into the
-rows of their keys (``updating``), and no other row is read. Net changes are sent to these rows in the same
-schema (``from_folded``), with NULL in the columns that follow from the merge.
+The column ``_cdc_state`` keeps what only a later merge needs. So net changes are merged into the rows of
+their keys (``updating``), and no other row is read. Net changes are sent to these rows in the same schema
+(``from_folded``), with NULL in the columns that follow from the merge.
 
 ``_cdc_state`` has the fields ``first``, ``alive``, ``life_start``, ``deletes``, ``doubt``, ``vouched``,
 ``column_positions`` and ``unresolved``, which ``folded`` describes, and ``refold``: the row depends on more

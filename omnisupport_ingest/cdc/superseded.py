@@ -1,14 +1,15 @@
-"""Net changes that nothing needs any more: a later row of the same key says all that any fold may ask.
+"""Find net changes that no fold needs any more, because a later row of the same key says all that they say.
 
-A folded row says of its key where its life began, what ended it, and what each column was. A fold takes the
-latest of each of these. So where a later row of the key knows **every** column by accepted events alone, the
-earlier one has none of them to give: not to the current state, not to a merge with what may still come, and
-not to a rebuild. What could still ask for it are a key change between the two, which takes columns from just
-below itself, and the look for events that a window hides from a life that a key change ended. Therefore a row
-stays where a key change took the key's row away, and where events may still come between both rows.
-``find_superseded`` states the rule; ``test_superseded.py`` holds it against folds that keep every row.
+A folded row says where the life of its key began, what ended it, and what each column was. A fold takes the
+latest of each of these. So if a later row of the key knows **every** column, by accepted events alone, the
+earlier row contributes nothing: not to the current state, not to a merge with later events, not to a rebuild.
 
-It is written as SQL for DuckDB, which asks millions of rows without holding them.
+Only two things could still need the earlier row. A key change between the two rows takes columns from just
+below itself. And a fold looks for events that a window hides from a life that a key change ended. Therefore a
+row stays if a key change ended a life of its key, or if events may still come between the two rows.
+``find_superseded`` states the rule; ``test_superseded.py`` compares it with folds that keep every row.
+
+The rule is SQL for DuckDB, which filters millions of rows without holding them in memory.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from omnisupport_ingest.cdc.life import Position
 POSITIONS = ("_cdc_position", "_cdc_first", "_cdc_alive", "_cdc_doubt", "_cdc_vouched")
 
 ASKED = ("_cdc_kind", "_cdc_key", *POSITIONS, "_cdc_moved_from_key", "_cdc_unresolved")
-"""The columns of folded rows that the rule asks for, beside ``window``."""
+"""The columns of folded rows that the rule needs, beside ``window``."""
 
 SUPERSEDED = "superseded"
-"""The table that ``find_superseded`` makes: ``window`` and ``key`` of rows that may go."""
+"""The table that ``find_superseded`` makes: ``window`` and ``key`` of rows that may be removed."""
 
 _RULE = f"""
 CREATE OR REPLACE TEMP TABLE {SUPERSEDED} AS
@@ -61,10 +62,13 @@ WHERE held.last < complete.first
 def find_superseded(connection: duckdb.DuckDBPyConnection, above: Mapping[int, Position]) -> None:
     """Make the table ``SUPERSEDED`` from the rows of windows that are never judged again.
 
-    ``connection`` has the relations ``net_rows`` (``window`` and ``ASKED``) of those windows, and
-    ``taken_away``: the column ``key`` has every key of the table of which a key change ended a life, in any
-    window. ``above``: by epoch the lowest position of an event in all other windows, as released or judged by
-    another contract it may be any event; of later events of the log an epoch has none below those it has.
+    Args:
+        connection: has the relations ``net_rows`` (``window`` and ``ASKED``) of those windows, and
+            ``taken_away``: its column ``key`` has every key of which a key change ended a life, in any
+            window.
+        above: by epoch, the lowest position of an event in all other windows. A release, or judging by
+            another contract, may add any of these events. Later events of the log lie above all events of
+            their epoch.
     """
     # No failpoint: tables of the caller's scratch database.
     connection.execute(
@@ -78,5 +82,5 @@ def find_superseded(connection: duckdb.DuckDBPyConnection, above: Mapping[int, P
 
 
 def taken_away_in(rows: str) -> str:
-    """The query for keys of which a key change ended a life, among the relation ``rows``."""
+    """Return the query for keys of which a key change ended a life, among the relation ``rows``."""
     return f"SELECT DISTINCT _cdc_key AS key FROM {rows} WHERE _cdc_kind = '{ENDED}'"

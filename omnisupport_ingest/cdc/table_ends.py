@@ -38,7 +38,7 @@ class TableEnd(NamedTuple):
 
 
 def table_ends_in(rows: pa.Table) -> Iterator[TableEnd]:
-    """The table ends among folded ``rows``, which have at least ``TABLE_END_COLUMNS``."""
+    """Return the table ends among folded ``rows``, which have at least ``TABLE_END_COLUMNS``."""
     rows = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, SNAPSHOT_END])))
     fields = zip(
         columnar.positions(rows["_cdc_position"]),
@@ -92,7 +92,7 @@ class TableEnds:
         return any(key_range.holds(key) for key_range, _ in self.ranged)
 
     def reaching(self, key: str) -> TableEnds:
-        """The ends that reach ``key``, without their key ranges."""
+        """Return the ends that reach ``key``, without their key ranges."""
         holding = [ends for key_range, ends in self.ranged if key_range.holds(key)]
         if not holding:
             return TableEnds(self.endings, self.doubts)

@@ -47,8 +47,8 @@ def fold_typed(
 
 
 def events_to_fold(events: pa.Table) -> pa.Table:
-    """Return what ``fold.to_fold`` returns, for ``events`` (``EVENT_COLUMNS``) of which none voids a withheld
-    one.
+    """Return what ``fold.to_fold`` returns, for ``events`` (``EVENT_COLUMNS``); none of them may void a
+    withheld one.
 
     Images may be missing; further columns are kept.
     """

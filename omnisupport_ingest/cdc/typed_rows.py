@@ -25,8 +25,8 @@ def typed_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Return ``batches`` with the columns ``order``: ``columns`` by their types, and ``EXACT``.
 
-    A further column of ``order`` that a batch lacks becomes a NULL 64-bit integer: the row hash, which
-    whoever compares rows computes.
+    The row hash is the one column of ``order`` that a batch may lack. It becomes NULL (a 64-bit integer);
+    whoever compares rows computes it.
     """
     for batch in batches:
         texts = {column.name: batch.column(column.name) for column in columns}

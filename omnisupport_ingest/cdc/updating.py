@@ -5,9 +5,9 @@ rows depend on more than their own state and net changes (``stored``: ``refold``
 ``Updated.refold``; the caller folds them from the net changes of all windows and sends them again as rows to
 set.
 
-Positions decide whose value a column has, so a merge looks at few columns of the held rows
-(``UpdateRules.looked_at``) and says which values it copies from which of them (``Merge.wanted``). Of rows
-that are kept in files the other columns are read only there.
+Positions decide whose value a column has. So a merge looks at few columns of the held rows
+(``UpdateRules.looked_at``) and says which values of the other columns it copies from which rows
+(``Merge.wanted``). If the held rows are in files, only these values of the other columns are read.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from omnisupport_ingest.cdc.stored import (
 from omnisupport_ingest.cdc.table_ends import TableEnds
 
 CHANGE = "_cdc_change"
-"""Column that says what a sent row means; NULL on a row that only causes the held row to be looked at."""
+"""Column that says what a sent row means. It is NULL on a row that only causes the held row to be looked at.
+"""
 
 MERGE, SET, GONE, AGAIN = "merge", "set", "gone", "again"
-"""Merge the row with the key's row; replace the key's row by it; remove the key's row; replace the key's row
-by what all rows that are sent so come to."""
+"""Values of ``CHANGE``, in this order. Merge the row with the key's row; replace the key's row by it; remove
+the key's row; replace the key's row by the merge of all rows that are sent for it with this value."""
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -78,8 +79,7 @@ class UpdateRules:
 
     @property
     def ordered_above(self) -> bool:
-        """Whether the files of the net changes have the key's columns, by which this table's files are
-        ordered: they do."""
+        """True: the files of the net changes have the key columns by which this table's files are ordered."""
         return True
 
     @property
@@ -108,11 +108,11 @@ class UpdateRules:
         return columnar.mask(keys_in(held, sent)) | _reached(held, self)
 
     def merge(self, held: pa.Table, sent: pa.Table) -> Merge:
-        """``merge_rows`` by these rules."""
+        """Merge the rows as ``merge_rows`` does, by these rules."""
         return merge_rows(held, sent, self)
 
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
-        """``update_rows`` by these rules."""
+        """Update the rows as ``update_rows`` does, by these rules."""
         return update_rows(held, sent, self)
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
@@ -188,9 +188,9 @@ class Merge:
         return found
 
     def replaced(self, values: Mapping[str, pa.Array]) -> Replaced:
-        """Return the rows, with the ``values`` of what is ``wanted``.
+        """Return which rows leave and which come, with the ``values`` of what is ``wanted``.
 
-        If they are the rows that leave, no row does.
+        If the rows that come equal those that leave, nothing is replaced.
         """
         schema = self.rules.schema
         made = schema.empty_table()
@@ -200,7 +200,7 @@ class Merge:
             made = with_hashes(pa.table(columns).cast(schema))
         made = columnar.concat([made, with_hashes(self.put)])
         leaving = self.held.filter(pa.array(self.leaves))
-        # What is not looked at is in the hash.
+        # The hash covers the columns that are not looked at.
         if _same(leaving, made.select(leaving.column_names)):
             return Replaced(np.zeros_like(self.leaves), schema.empty_table())
         return Replaced(self.leaves, made)
@@ -360,7 +360,7 @@ def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
 
 
 def _same(one: pa.Table, other: pa.Table) -> bool:
-    # Mostly rows differ in what their hashes are about.
+    # If rows differ, mostly their hashes do, so hashes are compared first.
     if not np.array_equal(np.sort(hashes_in(one)), np.sort(hashes_in(other))):
         return False
     first, second = (each.take(pc.sort_indices(each["_cdc_key"])).combine_chunks() for each in (one, other))

@@ -65,7 +65,8 @@ def _read_again(workspace: Workspace, contract: TableContract) -> str:
 
 def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
     """Check that the live rows without unresolved cells pass the contract's pandera schema."""
-    # Every process that makes definitions imports this module, and pandera takes as long as a fifth of them.
+    # Imported here: every process that makes definitions imports this module, and pandera would take as long
+    # as a fifth of the definitions.
     from omnisupport_ingest.contracts.pandera_schema import failures
 
     broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)

@@ -110,7 +110,7 @@ def versions_do_not_overlap(
 
 
 def _again(contract: TableContract) -> str:
-    """Return what makes the history again."""
+    """Return what a person does to have the history made again, in words."""
     return (
         f"Materialize history/dim_{contract.name}_history in the UI (omnisupport-ingest up): it is rebuilt."
     )
@@ -159,7 +159,8 @@ def _of_last_run(
     both = _side_by_side(rows, current.where(~F.col("_moved_on")), contract)
     open_rows, wrong = both.agg(F.count("here._cdc_key"), F.count_if(_differs(contract))).collect()[0]
     if wrong:
-        # Either one of the two lacks a late event, or it is a fault: only a comparison of all keys decides.
+        # Either one of the two lacks a late event, or there is a fault: only a comparison of all keys can
+        # decide.
         return None
     return CheckFinding(
         True,

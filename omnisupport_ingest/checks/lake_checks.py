@@ -43,7 +43,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest.wording import counted
 
 RISES_WITHIN = timedelta(days=1)
-"""The quarantine is compared with that of this long ago."""
+"""The quarantine is compared with its state of this long ago."""
 
 _NAMED = 3
 """Number of windows or reasons that a summary names; it counts the others."""

@@ -1,9 +1,9 @@
-"""What landing and raw hold of personal columns (``x-cdc.at_rest``): their values, or values that the key of
+"""What landing and raw hold of personal columns (``x-cdc.at_rest``): plain values, or values that the key of
 their subject encrypted before they were written.
 
-Encrypted is what the columns in ``x-cdc.pii`` hold, and what columns hold that the contract does not name: of
-those nobody has said that they are not personal. By the columns of the key, the subject, soft deletes and
-cursors rows are found and ordered, so these stay readable.
+A contract that says encrypted encrypts the columns in ``x-cdc.pii``, and columns that it does not name,
+because nobody has said that these are not personal. Rows are found and ordered by the columns of the key, the
+subject, soft deletes and cursors, so these stay readable.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ ENCRYPTED = "encrypted"
 def read_at_rest(
     path: Path, policy: dict[str, Any], columns: tuple[Column, ...], name: str
 ) -> Subject | None:
-    """The subject whose key encrypts, from ``policy``, the ``x-cdc`` of the contract in ``path``.
+    """Return the subject whose key encrypts personal values; None if values land plain.
 
-    ``name``: of the table in the lake. None where values land plain. ``ContractError`` for what cannot be
-    carried out.
+    Args:
+        path: the contract's file.
+        policy: the ``x-cdc`` of the contract.
+        columns: of the contract.
+        name: of the table in the lake.
+
+    Raises:
+        ContractError: ``at_rest`` cannot be carried out.
     """
     stated = policy.get("at_rest")
     if stated is None or stated["pii"] != ENCRYPTED:
@@ -60,16 +66,16 @@ def read_at_rest(
 
 
 def readable_columns(contract: TableContract) -> frozenset[str]:
-    """The columns of an encrypted contract that land as they are."""
+    """Return the columns that land readable, of a contract that says encrypted."""
     assert contract.subject is not None, "its values are encrypted"
     return _found_by(contract) | {column.name for column in contract.source_columns if not column.personal}
 
 
 def null_once_erased(contract: TableContract) -> tuple[str, ...]:
-    """The columns that are NULL where the key of an image is gone and the image does not show them.
+    """Return the columns that become NULL if the key of an image is gone and the image does not show them.
 
-    Not only those that are encrypted now: what no contract named as it landed is encrypted too. But none that
-    rows are found by, and none that may not be NULL.
+    They include columns that are not encrypted now: a column that no contract named when it landed was
+    encrypted. They do not include columns that rows are found by, or columns that may not be NULL.
     """
     found_by = _found_by(contract)
     return tuple(
@@ -80,7 +86,7 @@ def null_once_erased(contract: TableContract) -> tuple[str, ...]:
 
 
 def encrypted_columns(contract: TableContract) -> tuple[str, ...]:
-    """The columns of the contract that land encrypted; none where it says plain."""
+    """Return the columns of the contract that land encrypted; none if it says plain."""
     if contract.subject is None:
         return ()
     readable = readable_columns(contract)
@@ -88,7 +94,7 @@ def encrypted_columns(contract: TableContract) -> tuple[str, ...]:
 
 
 def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
-    """The columns whose values may have landed encrypted, whatever the contract says by now."""
+    """Return the columns whose values may have landed encrypted, whatever the contract says now."""
     if contract.subject is not None:
         return encrypted_columns(contract)
     return tuple(
@@ -99,7 +105,7 @@ def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
 
 
 def _found_by(contract: TableContract) -> frozenset[str]:
-    """The columns by which rows are found and ordered: they land readable, whatever they hold."""
+    """Return the columns by which rows are found and ordered; they land readable, whatever they hold."""
     subject, cursor = contract.subject, contract.cursor
     found = {*contract.key, contract.soft_delete_column}
     found |= {subject.column} if subject is not None else set()

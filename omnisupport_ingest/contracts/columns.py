@@ -52,7 +52,8 @@ _RULE_OF = {
 def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
     """Return the columns of ``document`` in its order, as the source has them.
 
-    ``ContractError`` for the first that cannot be used. ``pii_policies`` reads policies for personal data.
+    Raises ``ContractError`` for the first that cannot be used. ``pii_policies`` reads policies for personal
+    data.
     """
     required = set(document["required"])
     unknown = sorted(required - set(document["properties"]))

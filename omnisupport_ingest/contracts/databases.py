@@ -40,7 +40,7 @@ class Database:
         return tuple(each.name for each in self.inputs)
 
     def others(self, source: str) -> tuple[SourceDefinition, ...]:
-        """The inputs besides ``source``."""
+        """Return the inputs besides ``source``."""
         return tuple(each for each in self.inputs if each.name != source)
 
     def shared(self, contracts: Contracts) -> Iterator[Shared]:
@@ -81,7 +81,7 @@ def database_of(
     """Return the database of ``source`` by the definitions in ``folder``; None if it shares none.
 
     ``contracts_again`` loads the contracts again. It is called if ``contracts`` has none for a source of the
-    database, which may have been added since. ``ContractError`` if a definition is wrong.
+    database, which may have been added since. Raises ``ContractError`` if a definition is wrong.
     """
     definitions = load_sources(folder)
     named = next((each.database for each in definitions if each.name == source), None)

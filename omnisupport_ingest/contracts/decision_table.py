@@ -62,9 +62,8 @@ class Detector:
     name: str
 
     def found(self, scenario: str) -> Finding:
-        """Return the finding of ``scenario`` by this detector; ``ValueError`` if it belongs to
-        another one.
-        """
+        """Return the finding of ``scenario`` by this detector. Raises ``ValueError`` if another detector
+        finds it."""
         if SCENARIOS[scenario].detector != self.name:
             raise ValueError(f"{scenario} is found by {SCENARIOS[scenario].detector}, not by {self.name}")
         return Finding(scenario, self.name)
@@ -169,7 +168,8 @@ def default_decision_table() -> Path:
 
 
 def load_decision_table(path: Path) -> DecisionTable:
-    """Read and check the table; ``DecisionTableRefused`` names the line, what is wrong and the fix."""
+    """Read and check the table. Raises ``DecisionTableRefused``, which names the line, what is wrong and
+    the fix."""
     try:
         text = read_file(path, limit=MAX_DOCUMENT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, Unreadable) as problem:

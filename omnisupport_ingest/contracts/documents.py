@@ -39,7 +39,8 @@ def program_file(relative: str) -> Path:
 
 
 def read_document(path: Path, error: type[IngestError]) -> dict[str, Any]:
-    """Return the JSON object in ``path``; ``error`` if it is unreadable, not JSON, or repeats a name."""
+    """Return the JSON object in ``path``. Raises ``error`` if it is unreadable, not JSON, or repeats a
+    name."""
     content = read_bytes(path, error)
     try:
         document = parse_json(content)
@@ -52,7 +53,7 @@ def read_document(path: Path, error: type[IngestError]) -> dict[str, Any]:
 
 
 def read_bytes(path: Path, error: type[IngestError]) -> bytes:
-    """Return the content of a document; ``error`` if it is not a file, or larger than allowed."""
+    """Return the content of a document. Raises ``error`` if it is not a file, or larger than allowed."""
     try:
         return read_file(path, limit=MAX_DOCUMENT_BYTES)
     except OSError as problem:
@@ -66,8 +67,8 @@ def read_bytes(path: Path, error: type[IngestError]) -> bytes:
 def check_document(document: dict[str, Any], path: Path, schema: str, error: type[IngestError]) -> None:
     """Check ``document`` against our schema ``schema`` (``contracts/contract.schema.json``).
 
-    ``error`` names the first problem in document order, with the schema's description of that place as the
-    fix.
+    Raises ``error`` for the first problem in document order. Its fix is the schema's description of that
+    place.
     """
     if _is_valid(document, schema):
         return

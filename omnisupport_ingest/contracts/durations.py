@@ -19,8 +19,8 @@ LONGEST = timedelta(days=36_525)
 def parse_duration(text: str) -> timedelta:
     """Read weeks (``P2W``) or days, hours, minutes and seconds (``P1DT6H30M``); whole numbers.
 
-    Years and months have no fixed length and are refused. ``ValueError`` for anything else.
-    Source of the format: ISO 8601-1:2019, 5.5.2.
+    Years and months have no fixed length and are refused. Raises ``ValueError`` for anything else. Source of
+    the format: ISO 8601-1:2019, 5.5.2.
     """
     match = _DURATION.fullmatch(text)
     if match is None:

@@ -1,10 +1,10 @@
-"""Row images of which the personal part is encrypted: how they land, and what they are again with the key.
+"""Encrypt the personal part of row images before they land, and decrypt it with the key.
 
-A landed image is a flat JSON object. Of an encrypted one the readable members stay as they are, and all
-others, as they stood, are one text that the key of their subject encrypted: the last member,
+A landed image is a flat JSON object. In an encrypted image the readable members stay as they are. The text of
+all other members is encrypted by the key of their subject and becomes the last member:
 ``"encrypted:1":"<base64 of key id, nonce and AES-GCM body>"``, empty where the key was destroyed before. So
-an image costs one call of the cipher, however many columns are personal, and only who has the key sees which
-of them are NULL.
+an image costs one call of the cipher, however many columns are personal, and only the holder of the key sees
+which of them are NULL.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.json_values import compact
 
 MEMBER = "encrypted:1"
-"""The name of the member; the number is the version of its form."""
+"""Name of the encrypted member; the number is the version of its format."""
 
 MARK = f'"{MEMBER}":"'
-"""Stands in an encrypted image, and in no other: within a text of JSON the quotes would be escaped."""
+"""Occurs in every encrypted image and in no other: inside a JSON text the quotes would be escaped."""
 
 _ID_CHARACTERS = ID_BYTES * 4 // 3
 _REGEXES = 1_000
 
 _WHOLE = "\0"
-"""Begins an encrypted text that was no object: no text of PostgreSQL has this character."""
+"""Prefix of an encrypted text that is a whole image, no object. No text of PostgreSQL has this character."""
 
 
 class EncryptedValueDamaged(IngestError):
@@ -54,40 +54,47 @@ class EncryptedValueDamaged(IngestError):
 
 @dataclass(frozen=True)
 class Split:
-    """How the images of one table are divided: the ``readable`` columns, and the ``subject`` among them."""
+    """How the images of one table are divided: the ``readable`` columns, and the ``subject`` column among
+    them."""
 
     readable: frozenset[str]
     subject: str
 
 
 KeysOf = Callable[[Sequence[tuple[bool, str]]], Sequence[SubjectKey]]
-"""The keys of distinct subjects: whether the text is of the subject's column, or else of the row's key; and
-the text."""
+"""Returns the keys of distinct subjects, each given as a pair: True and the text of the subject's column, or
+False and the text of the row's key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose each of some images is: its place among the ``distinct`` ones, which are as ``KeysOf`` has
-    them."""
+    """The subjects of some images.
+
+    ``distinct``: each subject once, as ``KeysOf`` takes it. ``places``: for each image the index of its
+    subject in ``distinct``.
+    """
 
     distinct: list[tuple[bool, str]]
     places: list[int]
 
     @classmethod
     def listed(cls, whose: Iterable[tuple[bool, str]]) -> Self:
-        """Return it of a list of what ``KeysOf`` has, one for each image."""
+        """Return the subjects of images, from one entry per image as ``KeysOf`` takes it."""
         found: dict[tuple[bool, str], int] = {}
         places = [found.setdefault(each, len(found)) for each in whose]
         return cls([*found], places)
 
     @classmethod
     def said(cls, subjects: pa.StringArray, rows: pa.StringArray) -> Self:
-        """Return it of images that say ``subjects``, as they stand within quotes of JSON; one that says null
-        is of its row, whose key ``rows`` has."""
+        """Return the subjects of images, from what their subject columns say.
+
+        ``subjects``: the text within JSON quotes; null if the image names no subject. Then its row is the
+        subject, by the key in ``rows``.
+        """
         named = subjects.dictionary_encode()
         texts: list[str] = named.dictionary.to_pylist()
         if any("\\" in each for each in texts):
-            # One subject may be spelled in two ways.
+            # One subject may be spelled in two ways, so decode the texts.
             return cls.listed(
                 (True, str(json.loads(f'"{subject}"'))) if subject is not None else (False, row or "")
                 for subject, row in zip(subjects.to_pylist(), rows.to_pylist(), strict=True)
@@ -108,9 +115,9 @@ def encrypt_images(
 ) -> pa.StringArray:
     """Encrypt what is not readable in each of ``images`` of the table ``of``.
 
-    ``rows``: the key of each row, by which it is its own subject where its image does not say whose it is.
-    The same image of the same row is the same again, whichever come with it. An image that is no object of
-    texts is encrypted whole, as the text it is.
+    ``rows``: the key of each image's row. A row whose image names no subject is its own subject, by this key.
+    The result depends on the image and its row alone, whatever other images come with it. An image that is no
+    object of texts is encrypted whole, as text.
     """
     done: list[str | None] = [None] * len(images)
     places = np.flatnonzero(np.asarray(images.is_valid()))
@@ -136,29 +143,36 @@ def encrypt_images(
 def encrypt_divided(
     readable: pa.StringArray, hidden: pa.StringArray, whose: Whose, of: bytes, keys_of: KeysOf
 ) -> pa.StringArray:
-    """As ``encrypt_images`` of images that come divided: ``readable`` and ``hidden`` are flat, compact JSON
-    objects, of different names, the hidden one not empty."""
-    # A member ends in a quote or in null.
+    """Encrypt images that come divided, as ``encrypt_images`` does.
+
+    ``readable`` and ``hidden``: flat, compact JSON objects with different names; the hidden ones are not
+    empty.
+    """
+    # A member ends in a quote or in null, so this trims only the braces of the object.
     return _Parts(pc.ascii_trim(readable, "{}"), pc.ascii_trim(hidden, "{}"), whose).encrypted(of, keys_of)
 
 
 def encrypt_whole(
     texts: Sequence[str], whose: Sequence[tuple[bool, str]], of: bytes, keys_of: KeysOf
 ) -> list[str]:
-    """Encrypt each of ``texts`` whole, whatever it is. ``whose``: as ``keys_of`` has it."""
+    """Encrypt each of ``texts`` whole, whatever it is. ``whose``: the subjects, as ``keys_of`` takes them."""
     whole = pa.array([_WHOLE + each for each in texts], pa.string())
     found: list[str] = _Parts(None, whole, Whose.listed(whose)).encrypted(of, keys_of).to_pylist()
     return found
 
 
 def key_id(image: str) -> bytes | None:
-    """The id of the key that an encrypted image names; null of one that landed after its destruction."""
+    """Return the id of the key that an encrypted image names; None if the image landed after its
+    destruction."""
     body = image.rpartition(MARK)[2]
     return None if body.startswith('"') else binascii.a2b_base64(body[:_ID_CHARACTERS])
 
 
 def decrypted(image: str, key: SubjectKey, of: bytes) -> str:
-    """An encrypted image of the table ``of`` as it was received, but for the order of its members."""
+    """Return an encrypted image of the table ``of`` as it was received, except for the order of its members.
+
+    Raises ``EncryptedValueDamaged`` if ``key`` does not decrypt it.
+    """
     head, _, tail = image.rpartition(MARK)
     try:
         body = binascii.a2b_base64(tail[:-2])
@@ -172,7 +186,7 @@ def decrypted(image: str, key: SubjectKey, of: bytes) -> str:
 
 
 def without_values(image: str, columns: Sequence[str], unsent: Sequence[str] | None) -> str:
-    """An encrypted image of which the key is gone: NULL in each of ``columns`` that was sent."""
+    """Return an encrypted image whose key is gone, with NULL in each of ``columns`` that was sent."""
     head = image.rpartition(MARK)[0]
     row = json.loads(head.removesuffix(",") + "}")
     gone = {name: None for name in columns if name not in row and name not in (unsent or ())}
@@ -180,7 +194,7 @@ def without_values(image: str, columns: Sequence[str], unsent: Sequence[str] | N
 
 
 def _names(image: str) -> tuple[str, ...] | None:
-    """The names of the members of ``image``; None if it is no object of texts, or one stands twice."""
+    """Return the names of the members of ``image``; None if it is no object of texts or repeats a name."""
     try:
         pairs = json.loads(image, object_pairs_hook=lambda found: [*found])
     except (ValueError, RecursionError):
@@ -193,7 +207,7 @@ def _names(image: str) -> tuple[str, ...] | None:
 
 @lru_cache(_REGEXES)
 def _proof(names: tuple[str, ...]) -> str:
-    """What matches flat images with just these ``names`` in this order."""
+    """Return the regular expression of flat images that have exactly ``names`` in this order."""
     members = (f"{re.escape(_name(each))}:{MEMBER_VALUE}" for each in names)
     return rf"\A\{{{','.join(members)}\}}\z"
 
@@ -203,8 +217,8 @@ def _name(name: str) -> str:
 
 
 def _runs(names: Sequence[str], split: Split) -> list[tuple[str, str]]:
-    """The runs of ``names`` that are treated alike (``shown``, ``subject``, ``hidden``), each with how it
-    begins."""
+    """Return the runs of ``names`` that are treated alike: ``shown``, ``subject`` or ``hidden``, and the text
+    that begins the run."""
     runs: list[tuple[str, str]] = []
     for name in names:
         kind = "subject" if name == split.subject else "shown" if name in split.readable else "hidden"
@@ -215,8 +229,11 @@ def _runs(names: Sequence[str], split: Split) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of images the members that are ``shown`` and ``hidden`` (null: none is, of all of them), and whose each
-    image is."""
+    """Divided images.
+
+    ``shown``, ``hidden``: their members of each kind, as text; None if no image has any. ``whose``: their
+    subjects.
+    """
 
     shown: pa.StringArray | None
     hidden: pa.StringArray | None
@@ -235,17 +252,17 @@ class _Parts:
 
 
 def _alike(images: pa.StringArray, rows: pa.StringArray, names: Sequence[str], split: Split) -> _Parts:
-    """Divide images that are proven to have just ``names`` in this order, by whole columns.
+    """Divide images that are proven to have exactly ``names`` in this order, by whole columns.
 
-    ``,"name":`` begins a member wherever it stands: within a text the quotes would be escaped. A member ends
-    in a quote or in ``null``, so only the braces of the object are trimmed.
+    ``,"name":`` always begins a member: inside a text the quotes would be escaped. A member ends in a quote
+    or in ``null``, so only the braces of the object are trimmed.
     """
     rest = pc.ascii_trim(images, "{}")
     firsts = pa.array(np.arange(len(images)) * 2)
     runs = _runs(names, split)
     found: list[tuple[str, str, pa.StringArray]] = []
     for (kind, begin), following in zip(runs, [*runs[1:], None], strict=True):
-        # The text of the first run has its name still.
+        # The text of the first run still has its name.
         name, text = begin[1:] if found else "", rest
         if following is not None:
             both = pc.split_pattern(rest, pattern=following[1], max_splits=1).flatten()
@@ -275,7 +292,7 @@ def _joined(runs: Sequence[tuple[str, pa.StringArray]]) -> pa.StringArray | None
 
 
 def _value(text: str) -> str | None:
-    """The value of ``"text"``; null of ``null``."""
+    """Return the value of the JSON text ``"text"``; None for ``null``."""
     if "\\" in text:
         value: str = json.loads(text)
         return value
@@ -283,7 +300,8 @@ def _value(text: str) -> str | None:
 
 
 def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) -> str:
-    """Encrypt an image that is not flat and compact: another program's, or one that is none."""
+    """Encrypt an image that is not flat and compact: one that another program wrote, or a text that is no
+    image."""
     try:
         read = texts_only(image)
     except Unreadable:

@@ -70,7 +70,7 @@ class ExpressionProblem(ValueError):
 def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
     """Return the columns among ``columns`` that ``expression`` names, in their order.
 
-    ``ExpressionProblem`` if it is not SQL, has a part that is not allowed, or is not a boolean.
+    Raises ``ExpressionProblem`` if it is not SQL, has a part that is not allowed, or is not a boolean.
     """
     if len(expression) > LONGEST:
         raise ExpressionProblem(f"has {len(expression)} characters", f"Write at most {LONGEST}.")
@@ -225,7 +225,8 @@ def _quoted(name: str) -> str:
 
 
 def _tree(expression: str) -> dict[str, Any]:
-    """Return the syntax tree of ``expression``; ``ExpressionProblem`` unless it is a single expression."""
+    """Return the syntax tree of ``expression``. Raises ``ExpressionProblem`` unless it is a single
+    expression."""
     tree = _parsed(f"SELECT ({expression}\n) FROM rows")
     selected = tree.get("select_list", ())
     (node,) = selected if len(selected) == 1 else ({},)
@@ -268,7 +269,8 @@ def _without(tree: Any) -> Any:
 
 
 def _names_in(node: Any) -> Iterator[str]:
-    """Yield the columns named in a syntax tree; ``ExpressionProblem`` for a node that is not allowed."""
+    """Yield the columns named in a syntax tree. Raises ``ExpressionProblem`` for a node that is not
+    allowed."""
     if isinstance(node, list):
         for each in node:
             yield from _names_in(each)
@@ -328,7 +330,8 @@ def _every_function() -> frozenset[str]:
 
 
 def _bind(expression: str, columns: Sequence[Column]) -> None:
-    """``ExpressionProblem`` if DuckDB cannot evaluate ``expression`` over ``columns`` to true or false."""
+    """Raise ``ExpressionProblem`` if DuckDB cannot evaluate ``expression`` over ``columns`` to true or
+    false."""
     import duckdb
 
     nothing = ", ".join(f"CAST(NULL AS {_sql_type(each.type)}) AS {_quoted(each.name)}" for each in columns)

@@ -92,7 +92,7 @@ def settings_of_home(settings: Settings) -> Settings:
     found: dict[str, Any] = {}
     home = _home_of(settings)
     if "window" not in settings.model_fields_set:
-        # Opening the home raises the error, not a setting that nobody has made.
+        # If the home is unreadable, opening it raises the error: do not report a setting that nobody made.
         with suppress(OSError, Unreadable, WindowSizeRefused):
             found["window"] = str(WindowSize.parse(read_note(_Marker, home / "home.json").window))
     if "source" not in settings.model_fields_set:
@@ -101,16 +101,15 @@ def settings_of_home(settings: Settings) -> Settings:
 
 
 def recorded(settings: Settings) -> InForce | None:
-    """Return the record that binds the home of ``settings``; None without one. ``HomeMismatch`` if
-    unreadable.
-    """
+    """Return the record that binds the home of ``settings``; None without one. Raises ``HomeMismatch`` if
+    it is unreadable."""
     return _binding(_home_of(settings))
 
 
 def in_force(settings: Settings) -> InForce:
-    """Return the record of the home of ``settings``, else what settings and working directory name.
+    """Return the record of the home of ``settings``; without one, what settings and working directory name.
 
-    ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
+    Raises ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
     """
     home = _home_of(settings)
     record = _binding(home)
@@ -133,7 +132,8 @@ def in_force(settings: Settings) -> InForce:
 
 
 def contracts_in_force(settings: Settings) -> Contracts:
-    """Return the contracts of the home; ``IngestError`` if they are missing, not its own, or one is wrong."""
+    """Return the contracts of the home. Raises ``IngestError`` if they are missing, not its own, or one is
+    wrong."""
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "contracts", chosen.contracts, "FOLDER")
@@ -151,8 +151,8 @@ def contracts_in_force(settings: Settings) -> Contracts:
 
 
 def contracts_so_far(settings: Settings) -> Contracts:
-    """As ``contracts_in_force``, but no contract is no error where the folder is there and none was in force:
-    its first ones are still to be written."""
+    """Return the contracts of the home as ``contracts_in_force`` does, or none if their folder exists and
+    none was in force yet: the first ones are still to be written."""
     chosen = in_force(settings)
     if not chosen.tables and chosen.contracts.is_dir() and not any(chosen.contracts.glob("*.json")):
         return Contracts(())
@@ -160,10 +160,10 @@ def contracts_so_far(settings: Settings) -> Contracts:
 
 
 def contracts_gone(settings: Settings, contracts: Contracts) -> list[dict[str, str]]:
-    """Return the tables that had a contract when the home recorded its contracts, and have none in
+    """Return each table that had a contract when the home recorded its contracts, and has none in
     ``contracts``: ``what`` is wrong and the ``fix``, for a person.
 
-    Withdrawing a table records the contracts anew, so these files were taken away by hand.
+    Withdrawing a table records the contracts again, so somebody removed these files by hand.
     """
     chosen = in_force(settings)
     return [
@@ -179,7 +179,7 @@ def contracts_gone(settings: Settings, contracts: Contracts) -> list[dict[str, s
 
 
 def decisions_in_force(settings: Settings) -> DecisionTable:
-    """Return the decision table of the home; ``IngestError`` if it is missing or refused."""
+    """Return the decision table of the home. Raises ``IngestError`` if it is missing or refused."""
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "decision table", chosen.decision_table, f"{_OPTION}FILE")
@@ -189,7 +189,7 @@ def decisions_in_force(settings: Settings) -> DecisionTable:
 def record_in_force(settings: Settings, home: Home) -> None:
     """Record what is in force, unless a record binds ``home`` already.
 
-    A home that gets a configured source adds the name of that.
+    If the home gets a configured source, the record gets its name.
     """
     usual = settings.source_dsn is None and settings.source == Settings.model_fields["source"].default
     source = None if usual else settings.source
@@ -207,7 +207,7 @@ def record_in_force(settings: Settings, home: Home) -> None:
 def use(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
     """Set other contracts or another decision table for ``home``; None keeps the present one.
 
-    Each is a path, or ``packaged``. ``IngestError`` if it cannot be read; nothing is changed then.
+    Each is a path, or ``packaged``. Raises ``IngestError`` if it cannot be read; then nothing is changed.
     """
     has = _read(home.path) or in_force(settings)
     chosen = with_other(
@@ -247,7 +247,8 @@ def _recorded(path: Path, packaged: Path, home: Path) -> str:
 
 
 def _binding(home: Path) -> InForce | None:
-    """Return the record of a home in which an epoch has begun, as one does before the first batch lands."""
+    """Return the record of a home in which an epoch has begun, else None. One begins before the first batch
+    lands."""
     record = _read(home)
     return record if any((home / "landing").glob("*/epochs/*.json")) else None
 

@@ -47,7 +47,8 @@ class KafkaTopics:
 
     @classmethod
     def of(cls, document: dict[str, Any], path: Path) -> Self:
-        """Return the member ``kafka`` of the definition ``path``; ``ContractError`` for a refused setting."""
+        """Return the member ``kafka`` of the definition ``path``. Raises ``ContractError`` for a refused
+        setting."""
         settings = document["settings"]
         for name in (*settings, *document.get("secrets", {})):
             if name in OURS:
@@ -88,7 +89,8 @@ class KafkaTopics:
         )
 
     def client_settings(self) -> dict[str, str]:
-        """Return all settings of the client with their secrets; ``ConnectionMissing`` if one is missing."""
+        """Return all settings of the client with their secrets. Raises ``ConnectionMissing`` if one is
+        missing."""
         secrets = {
             name: secret_in(how, where, self.path, f"setting {name}")
             for name, (how, where) in self.secrets.items()

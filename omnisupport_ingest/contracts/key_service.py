@@ -1,8 +1,10 @@
-"""Keys of subjects and tokens for tasks of Spark on machines without the home, from the driver's process.
+"""Give Spark tasks on machines without the home the keys of subjects and the tokens, from the driver's
+process.
 
-Both are kept in files of the home, and in no bucket. A task that decrypts asks for the keys of the values it
-has read, and one that makes tokens for those of its texts; new ones are durable in the home before a file of
-the lake can have them. The task keeps them in memory, and nothing of them is written on its machine.
+Both are kept in files of the home, never in a bucket. A task that decrypts requests the keys of the values
+that it has read; a task that makes tokens requests those of its texts. New keys and tokens are durable in the
+home before a file of the lake can contain them. The task keeps them in memory and writes nothing of them on
+its machine.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ class KeyServiceRefused(IngestError):
 
 
 def for_tasks(secrets: Secrets, settings: Settings) -> Secrets:
-    """Return ``secrets`` with the address at which tasks on machines without the home ask for them.
+    """Return ``secrets`` with the address at which tasks on machines without the home request keys and
+    tokens.
 
-    The service of this process and home starts with the first tokens or keys of subjects, and ends with the
-    process. Where it cannot start, a task that needs it is refused (``HomeFileNeeded``). Raises
-    ``KeyServiceRefused`` where a setting says the address.
+    Each process has one service per home. It starts when ``secrets`` first has tokens or keys of subjects,
+    and ends with the process. If it cannot start, a task that needs it raises ``HomeFileNeeded``; if a
+    setting gives the address, ``KeyServiceRefused`` is raised here.
     """
     if secrets.tokens is None and secrets.subjects is None:
         return secrets
@@ -64,13 +67,13 @@ def for_tasks(secrets: Secrets, settings: Settings) -> Secrets:
 
 @cache
 def _service(home: Path, process: int) -> _Service:
-    """The service of the ``home`` in this ``process``: a fork has one of its own."""
+    """Return the service of ``home`` in this ``process``; a forked process has its own."""
     del process
     return _Service(home)
 
 
 class _Service:
-    """Answers for the files of a home, once it was asked for its address."""
+    """Answers requests for the files of a home. Starts when its address is first needed."""
 
     def __init__(self, home: Path) -> None:
         self._tokens, self._subjects = TokenMap(home / TOKENS), SubjectKeys(home / SUBJECT_KEYS)
@@ -78,7 +81,7 @@ class _Service:
         self._lock = threading.Lock()
 
     def address(self, settings: Settings) -> Address | None:
-        """The address to ask at; None if this machine has none that leads to the cluster."""
+        """Return the address of the service; None if this machine has none that the cluster can reach."""
         with self._lock:
             if settings.key_service not in self._started:
                 started = self._start(settings)
@@ -107,7 +110,7 @@ class _Service:
             return None
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request of ``SubjectKeys`` or ``TokenMap`` by the files of the home."""
+        """Answer a request of ``SubjectKeys`` or ``TokenMap`` from the files of the home."""
         try:
             match request:
                 case {"tokens_of": texts}:
@@ -122,7 +125,7 @@ class _Service:
 
 
 def _own_host(url: str) -> str | None:
-    """The address of this machine from which it reaches the host in ``url``; None if that is not known."""
+    """Return the address from which this machine reaches the host in ``url``; None if it is not known."""
     found = _URL_HOST.search(url)
     if found is None:
         return None
@@ -130,7 +133,7 @@ def _own_host(url: str) -> str | None:
     try:
         family, kind, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            # Nothing is sent: it only asks which way packets would take.
+            # This sends nothing: it only asks which route packets would take.
             probe.connect(at)
             return str(probe.getsockname()[0])
     except OSError:

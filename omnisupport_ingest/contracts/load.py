@@ -1,7 +1,7 @@
-"""Contracts from their files: ``load_contracts`` reads a folder of JSON documents into values.
+"""Load contracts from files: ``load_contracts`` reads a folder of JSON documents into values.
 
-A contract document is itself a JSON Schema of one row, with the policy of its change events in
-``x-cdc``; its own form is ``contracts/contract.schema.json``.
+A contract document is itself a JSON Schema of one row, with the policy of its change events in ``x-cdc``. The
+schema of such documents is ``contracts/contract.schema.json``.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ __all__ = [
 SCHEMA = "contracts/contract.schema.json"
 
 _LONGEST_DELAY = timedelta(hours=12)
-"""Files of net changes that closing has folded into others are kept for a day; a merge reads them."""
+"""A merge may read files of net changes that compaction has replaced since; these are kept for a day."""
 
 LEAST_OLD_FILES = timedelta(hours=1)
-"""A run in progress has placed files that it has not committed yet."""
+"""A younger file that no version of its table holds may be of a run that has not committed yet."""
 
 _NOT_JUDGED_BY = (
     "cursor",
@@ -70,27 +70,29 @@ _NOT_JUDGED_BY = (
 """Parts of ``x-cdc`` that change no row of net changes and dimension."""
 
 _WITHOUT_RULE = frozenset({"type", "x-pg-type", "description", "default"})
-"""What a column may say without having a rule, if it is nullable and of text."""
+"""Keywords that a nullable column of text may have and still be without a rule."""
 
 
 def default_contracts_dir(folder: str = "contracts/data") -> Path:
-    """``folder`` of the working folder if it is there, else the contracts of that name that come with us."""
+    """Return ``folder`` of the working folder if it exists, else the packaged folder of that name."""
     here = Path(folder)
     return here if here.is_dir() else program_file(folder)
 
 
 Amended = Callable[[dict[str, Any]], dict[str, Any]]
-"""What makes the document in force of that in a file."""
+"""Returns the document in force for the document in a file."""
 
 
 def load_contracts(folder: Path, amended: Amended = dict) -> Contracts:
-    """Every ``*.json`` in ``folder`` as a contract; ``ContractError`` for the first that is not one."""
+    """Return every ``*.json`` in ``folder`` as a contract. Raises ``ContractError`` for the first that is
+    none."""
     with closing_after():
         return Contracts(tuple(load_contract(path, amended) for path in contract_paths(folder)))
 
 
 def contract_paths(folder: Path) -> list[Path]:
-    """The contract files of ``folder``, sorted; ``ContractError`` if it is no folder or holds none."""
+    """Return the contract files of ``folder``, sorted. Raises ``ContractError`` if it is no folder or has
+    none."""
     if not folder.is_dir():
         raise ContractError(
             f"{folder} is not a folder of contracts.",
@@ -106,18 +108,20 @@ def contract_paths(folder: Path) -> list[Path]:
 
 
 def load_contract(path: Path, amended: Amended = dict) -> TableContract:
-    """The contract in one file; ``ContractError`` names the file, the JSON path and the fix."""
+    """Return the contract in one file. Raises ``ContractError``, which names the file, the JSON path and the
+    fix."""
     document = read_document(path, ContractError)
     try:
         document = amended(document)
     except (AttributeError, KeyError, TypeError):
-        # Not the form of a contract, which is told with the place in the file.
+        # The document is no contract: ``contract_of`` raises the error that names the place in the file.
         return contract_of(document, path)
     return contract_of(document, path)
 
 
 def contract_of(document: dict[str, Any], path: Path) -> TableContract:
-    """The contract in ``document``, which is or will be the content of ``path``; else ``ContractError``."""
+    """Return the contract in ``document``, which is or will be the content of ``path``. Raises
+    ``ContractError``."""
     check_document(document, path, SCHEMA, ContractError)
     policy = document["x-cdc"]
     columns = read_policies(path, policy, read_columns(path, document))
@@ -176,8 +180,8 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         retention=_retention(path, policy.get("retention", {}), longest),
         evolution=policy.get("evolution", PINNED),
         changed_only=policy.get("history") == "changed_only",
-        # Where values are protected, columns that the contract does not name are dropped: once it names one,
-        # its events are made anew from raw.
+        # If values are protected, columns that the contract does not name are dropped. Once it names one, its
+        # events must be made again from raw.
         verdicts_by="" if subject or not all(map(is_plain, columns)) else _verdicts_by(document, columns),
         quality=read_quality(path, policy.get("quality"), columns),
         subject=subject,
@@ -185,8 +189,8 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
 
 
 def _fingerprint(document: dict[str, Any]) -> str:
-    """The SHA-256 of ``document``, but for what bears on reading, on a target, on merges and their files or
-    on retention alone: that changes nothing that landed."""
+    """Return the SHA-256 of ``document``, without the parts that change nothing that landed: those that are
+    only about reading, targets, merges and their files, or retention."""
     policy = {name: value for name, value in document["x-cdc"].items() if name not in _NOT_JUDGED_BY}
     policy |= judged_by(document["x-cdc"].get("quality"))
     judged = document | {"x-cdc": policy}
@@ -195,8 +199,11 @@ def _fingerprint(document: dict[str, Any]) -> str:
 
 
 def _verdicts_by(document: dict[str, Any], columns: tuple[Column, ...]) -> str:
-    """The fingerprint of ``document`` without what no verdict on an event depends on: its words, and columns
-    that have no rule. A contract that learns such a column has no event judged again."""
+    """Return the SHA-256 of the parts of ``document`` on which verdicts depend.
+
+    It also leaves out titles, descriptions, version, owner, and columns that have no rule. So if a contract
+    learns such a column, no event is judged again.
+    """
     properties = document["properties"]
     free = {
         each.name
@@ -214,7 +221,7 @@ def _verdicts_by(document: dict[str, Any], columns: tuple[Column, ...]) -> str:
 
 
 def _name(path: Path, policy: dict[str, Any]) -> str:
-    """What the lake calls the table: ``x-cdc.name``, else the table's own name where that can be one."""
+    """Return the table's name in the lake: ``x-cdc.name``, else its own name if the lake allows it."""
     name: str = policy.get("name", policy["table"])
     if not PLAIN_NAME.fullmatch(name):
         raise refused(

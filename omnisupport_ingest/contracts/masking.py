@@ -34,7 +34,8 @@ _NO_PUNCTUATION = r"[^ +\-()./]"
 
 
 def masked(mask: Mask, texts: pa.StringArray) -> pa.StringArray:
-    """Mask ``texts``; null stays null. ``ArrowInvalid`` if a pattern of the contract is not valid RE2."""
+    """Mask ``texts``; null stays null. Raises ``ArrowInvalid`` if a pattern of the contract is not valid
+    RE2."""
     if mask.form == "phone":
         return _phone(texts)
     if mask.form == "text":

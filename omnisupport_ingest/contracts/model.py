@@ -123,8 +123,8 @@ class TargetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DelayedMerge:
-    """How long net changes may wait before they are merged into the dimension, all together: while the oldest
-    is younger than ``max_age``, and their keys are fewer than ``max_share`` (0 to 1) of its rows."""
+    """How long net changes may wait before they are merged into the dimension, all at once: as long as the
+    oldest is younger than ``max_age``, and their keys are fewer than ``max_share`` (0 to 1) of its rows."""
 
     max_age: timedelta
     max_share: float
@@ -132,13 +132,16 @@ class DelayedMerge:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How long the layers of a table are kept, counted from the end of a window; null: for ever.
+    """How long the layers of a table are kept, counted from the end of a window; None: without end.
 
-    ``landing`` and ``raw`` hold the events of all tables of a source, so they are kept for as long as the
-    table that wants them longest. ``quarantine``: the values of the table's withheld events, in windows whose
-    events left raw. ``net_changes``: rows in such windows that later rows supersede. ``history``: versions,
-    counted from their own end. ``old_files``: how long a file of the lake stays that no version of its table
-    holds any more; null: the default.
+    Attributes:
+        landing: events of all tables of the source; the table that needs them longest decides.
+        raw: the same for raw.
+        quarantine: values of the table's withheld events, in windows whose events left raw.
+        net_changes: rows in such windows that later rows supersede.
+        history: versions, counted from their own end.
+        old_files: how long a file of the lake stays after the last version of its table that holds it; None:
+            the default.
     """
 
     landing: timedelta | None = None
@@ -151,8 +154,10 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """To whom the personal values of a row belong: ``column`` holds the subject; ``name``: the kind of
-    subjects, which tables of a source may share (``customer``).
+    """To whom the personal values of a row belong.
+
+    ``column`` holds the subject. ``name``: the kind of subject (``customer``); tables of a source may share
+    it.
     """
 
     name: str
@@ -163,26 +168,32 @@ class Subject:
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
-    ``name`` names the table within its source in the lake (``dim_<name>``); ``schema`` and ``table``
-    are its name at the source, whatever that is. ``key`` lists the key columns in
-    the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
-    means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
-    later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the dimension
-    shows a row after its delete, None without end. ``cursor``: how it is read where there is no log, None if
-    only a log will do. ``target``: the table of a warehouse that follows the current state, None if none.
-    ``delayed_merge``: how long net changes may wait for their merge, None if every run merges at once.
-    ``rows_per_file``: about how many rows a file of dimension and history has, None if the default will do.
-    ``deletion_vectors``: updates of the dimension mark replaced rows as deleted instead of rewriting files.
-    ``retention``: how long its layers are kept.
-    ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
-    ``unprotected``: the same as the source has them, empty where they do not differ.
-    ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed
-    nothing. ``quality``: rules of several columns, and what is expected of the table. ``subject``: whose key
-    encrypts the personal values of a row before they land; None where they land plain.
-    ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
-    target, delayed merge, rows per file, deletion vectors, retention, evolution, history and expectations,
-    which change no row of net changes and dimension: another fingerprint is another contract.
-    ``verdicts_by``: ``judged_by``, empty where that is the fingerprint.
+    Attributes:
+        name: of the table within its source in the lake (``dim_<name>``).
+        schema: of the table at the source.
+        table: its name at the source.
+        key: the key columns, in the order in which an event's key is written.
+        columns: as the lake has them: a policy for personal data may leave a column out or make it text.
+        soft_delete_column: if its value is not NULL, the row is deleted.
+        allowed_lateness: a window closes this long after its end.
+        max_lateness: an event that is later waits for a person.
+        path: the contract's file.
+        fingerprint: SHA-256 of its canonical JSON without cursor, target, delayed merge, rows per file,
+            deletion vectors, retention, evolution, history and expectations, which change no row of net
+            changes and dimension. Another fingerprint is another contract.
+        purge_deleted_after: how long the dimension shows a row after its delete; None: without end.
+        cursor: how the table is read if its source has no log; None: it needs a log.
+        target: the table of a warehouse that follows the current state; None: none.
+        delayed_merge: how long net changes may wait for their merge; None: every run merges at once.
+        rows_per_file: about how many rows a file of dimension and history has; None: the default.
+        deletion_vectors: updates of the dimension mark replaced rows as deleted instead of rewriting files.
+        unprotected: the columns as the source has them; empty if they are the same.
+        retention: how long its layers are kept.
+        evolution: one of ``EVOLUTION``.
+        changed_only: events that change nothing make no version of the history.
+        verdicts_by: see ``judged_by``; empty if that is the fingerprint.
+        quality: rules of several columns, and what is expected of the table.
+        subject: whose key encrypts the personal values of a row before they land; None: they land plain.
     """
 
     name: str
@@ -245,7 +256,7 @@ class TableContract:
 
     @property
     def personal(self) -> frozenset[str]:
-        """The columns with personal data, but for those of the key: rows are found by these for good."""
+        """The columns with personal data, without those of the key: rows are always found by these."""
         return frozenset(column.name for column in self.columns if column.personal).difference(self.key)
 
     @property
@@ -254,7 +265,7 @@ class TableContract:
         return any(column.personal for column in self.columns if column.name in self.key)
 
     def column(self, name: str) -> Column:
-        """The column called ``name``; ``KeyError`` if the contract has none."""
+        """Return the column called ``name``. Raises ``KeyError`` if the contract has none."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -271,7 +282,7 @@ class UnknownTable(IngestError):
 
 
 def table_named(text: str, among: Sequence[TableContract]) -> TableContract:
-    """Return the contract in ``among`` of the table that a person calls ``text``; else ``UnknownTable``.
+    """Return the contract in ``among`` of the table that a person calls ``text``. Raises ``UnknownTable``.
 
     ``text``: the name in the lake, alone or with its source, or the name at the source, alone or with its
     schema, quoted or not. Case counts, unless nothing matches with it.
@@ -349,13 +360,13 @@ class Contracts:
         return len(self.all)
 
     def sources(self) -> tuple[str, ...]:
-        """The names of the sources that have contracts, sorted."""
+        """Return the names of the sources that have contracts, sorted."""
         return tuple(sorted({contract.source for contract in self.all}))
 
     def of_source(self, source: str) -> tuple[TableContract, ...]:
-        """The contracts of ``source``, sorted by name; empty for an unknown source."""
+        """Return the contracts of ``source``, sorted by name; empty for an unknown source."""
         return tuple(contract for contract in self.all if contract.source == source)
 
     def find(self, source: str, schema: str, table: str) -> TableContract | None:
-        """The contract of one source table, None if it has none."""
+        """Return the contract of one source table; None if it has none."""
         return self._by_table.get((source, schema, table))

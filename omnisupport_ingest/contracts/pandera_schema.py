@@ -100,7 +100,7 @@ def failures(df: DataFrame, contract: model.TableContract) -> dict[str, int]:
     """Return the rules that ``df`` breaks, sorted by name, with the numbers of rows; empty if it passes.
 
     Names are those of row rules (``priority:maximum``); a column that is missing or of another type is
-    ``priority:schema``, with 0 rows. Never holds row values. ``GateFailed`` if the Spark job fails.
+    ``priority:schema``, with 0 rows. Never holds row values. Raises ``GateFailed`` if the Spark job fails.
     """
     found = Counter(dict.fromkeys(_of_schema(df, contract), 0))
     ruled = [name for name in _ruled(pandera_schema(contract)) if f"{name}:schema" not in found]

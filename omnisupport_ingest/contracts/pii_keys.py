@@ -55,7 +55,7 @@ class HashKey:
     secret: bytes = field(repr=False)
 
     def hash_of(self, text: str) -> str:
-        """The hash of a value's text: ``<id>:<40 hexadecimal digits>``, the same in every table."""
+        """Return the hash of a value's text: ``<id>:<40 hexadecimal digits>``, the same in every table."""
         hashed = self._keyed.copy()
         hashed.update(text.encode("utf-8", "surrogatepass"))
         return f"{self.id}:{hashed.hexdigest()}"
@@ -90,7 +90,7 @@ class HashKeys:
 
 
 def named_keys(setting: str | None) -> tuple[NamedKey, ...]:
-    """Return the keys that the setting names; ``PiiKeyMissing`` if it is malformed."""
+    """Return the keys that the setting names. Raises ``PiiKeyMissing`` if it is malformed."""
     found: dict[str, NamedKey] = {}
     for entry in (each.strip() for each in (setting or "").split(",")):
         if not entry:
@@ -112,7 +112,8 @@ def named_keys(setting: str | None) -> tuple[NamedKey, ...]:
 
 
 def keys_in_force(setting: str | None) -> HashKeys:
-    """Return the keys with their secrets, at least one; ``PiiKeyMissing`` if one is missing or unfit."""
+    """Return the keys with their secrets, at least one. Raises ``PiiKeyMissing`` if one is missing or
+    unfit."""
     if not named_keys(setting):
         raise PiiKeyMissing(
             f"A contract hashes a column (x-cdc.pii), and {SETTING} names no key.",

@@ -32,7 +32,7 @@ LAKE_TYPE = "text"
 def read_policies(path: Path, policy: dict[str, Any], columns: tuple[Column, ...]) -> tuple[Column, ...]:
     """Return ``columns`` with their policies from ``policy``, the ``x-cdc`` of the contract in ``path``.
 
-    ``ContractError`` for the first policy that cannot be carried out.
+    Raises ``ContractError`` for the first policy that cannot be carried out.
     """
     given: dict[str, dict[str, str]] = policy.get("pii", {})
     unknown = sorted(given.keys() - {column.name for column in columns})

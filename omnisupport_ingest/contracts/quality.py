@@ -67,9 +67,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The service level of a table: how far behind the clock its dimension may be (``max_lag``), how long ago
-    it may have been found equal to its source (``verified_within``), how long it may have no event
-    (``quiet``).
+    """The service level of a table; None: the contract sets none.
+
+    ``max_lag``: how far its dimension may be behind the clock. ``verified_within``: how long ago, at most, it
+    was found equal to its source. ``quiet``: how long it may have no event.
     """
 
     max_lag: timedelta | None = None

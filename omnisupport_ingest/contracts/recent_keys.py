@@ -1,11 +1,12 @@
-"""The newest keys of subjects, in blocks: how many keys are made at once, and durable, at little cost.
+"""Keep the newest keys of subjects in blocks, so that making many keys at once, durably, costs little.
 
-Ids are hashes, so a key that goes straight to its place in the B-tree ``keys`` touches a page of its own,
-which is written and journaled. So the keys of one call are one row of ``recent``: their ids one after another
-in their order, and their secrets in the same order. Blocks go into ``keys`` together, in the order of ids,
-once they hold enough keys for its pages: then one write of a page brings several.
+Ids are hashes. So each key that goes straight into the B-tree ``keys`` changes another page, which is written
+and journaled. Therefore the keys of one call are one row of ``recent``: their ids joined in ascending order,
+and their secrets in the same order. When blocks hold enough keys for the pages of ``keys``, all are moved
+there in the order of ids, so one write of a page adds several keys.
 
-What stands in ``keys`` counts: a destroyed key has its entry there, and its secret in the block is zeros.
+An entry in ``keys`` counts more than a block: a destroyed key has an entry there, and zeros as its secret in
+the block.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 ID_BYTES = 9
-"""Of the id of a key, a keyed hash of its subject. 9 bytes are 12 characters of base64, whatever follows;
-that two of 100 million subjects share an id has the odds of one in a million."""
+"""Size of a key's id, which is a keyed hash of its subject. 9 bytes are exactly 12 characters of base64. That
+any two of 100 million subjects share an id has the odds of one in a million."""
 
 SECRET_BYTES = 64
 
@@ -27,11 +28,12 @@ CREATE TABLE IF NOT EXISTS recent (number INTEGER PRIMARY KEY, ids BLOB NOT NULL
 """
 
 FEW = 500
-"""Fewer keys than this, made at once, go straight into ``keys``: so blocks stay few."""
+"""Fewer new keys than this go straight into ``keys``, so that there are few blocks."""
 
 _LEAST, _MOST = 1 << 16, 1 << 20
 _PER_PAGE = 4
-"""So many keys in blocks for each page of the file, between ``_LEAST`` and ``_MOST``, go into ``keys``."""
+"""Blocks are moved once they hold so many keys per page of the file, but at least ``_LEAST`` keys; ``_MOST``
+are always moved."""
 
 _PREFIX_BYTES = 8
 
@@ -47,13 +49,14 @@ Numbers = npt.NDArray[np.uint64]
 
 
 def find(base: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, bytes | None]:
-    """The secrets of those of ``ids`` that have a key, wherever it is; None if it is destroyed.
+    """Return the secrets of those of ``ids`` that have a key, in ``keys`` or in a block; None if it is
+    destroyed.
 
-    Within an open transaction: else a key that another process moves or destroys between the two looks is in
-    neither, or its zeros are taken for it.
+    Call it within a transaction. Otherwise another process may move or destroy a key between the two
+    look-ups: then the key is found in neither, or its zeros are taken for its secret.
     """
     assert base.in_transaction, "tree and blocks are looked at together"
-    # In their order, so that those of one page are looked up one after another.
+    # Sorted, so that ids on one page are looked up one after another.
     # No failpoint: a SELECT, put together above.
     wanted = sorted(ids)
     if not wanted:
@@ -69,7 +72,8 @@ def find(base: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, bytes | 
 
 
 def add(base: sqlite3.Connection, ids: Sequence[bytes], secrets: bytes) -> None:
-    """Add keys, ``ids`` in their order, as a block, within the open transaction."""
+    """Add keys as a block, within the open transaction. ``ids``: ascending. ``secrets``: joined, in their
+    order."""
     # No failpoint: the one of the transaction, in subject_keys.
     base.execute("INSERT INTO recent (ids, secrets) VALUES (?, ?)", (b"".join(ids), secrets))
     (size,) = base.execute("SELECT sum(length(ids)) FROM recent").fetchone()
@@ -79,8 +83,8 @@ def add(base: sqlite3.Connection, ids: Sequence[bytes], secrets: bytes) -> None:
 
 
 def overwrite(base: sqlite3.Connection, ids: Iterable[bytes]) -> None:
-    """Make the secrets of ``ids`` in blocks zeros, within the open transaction; ``keys`` has entries of
-    them."""
+    """Overwrite the secrets of ``ids`` in blocks with zeros, within the open transaction. Their entries in
+    ``keys`` must exist."""
     for number, hits in _in_blocks(base, sorted(ids)):
         (found,) = base.execute("SELECT secrets FROM recent WHERE number = ?", (number,)).fetchone()
         secrets = bytearray(found)
@@ -105,8 +109,8 @@ def _move(base: sqlite3.Connection) -> None:
 def _in_blocks(
     base: sqlite3.Connection, wanted: Sequence[bytes]
 ) -> Iterator[tuple[int, list[tuple[bytes, int]]]]:
-    """Yield the numbers of the blocks that have some of ``wanted``, which are in order, with these and their
-    places there."""
+    """Yield the number of each block that has some of ``wanted`` (ascending), and these ids with their
+    indices in the block."""
     if wanted:
         prefixes = _prefixes(b"".join(wanted))
         for number, block in base.execute("SELECT number, ids FROM recent").fetchall():
@@ -115,7 +119,7 @@ def _in_blocks(
 
 
 def _hits(block: bytes, wanted: Sequence[bytes], prefixes: Numbers) -> list[tuple[bytes, int]]:
-    """The ids of ``wanted``, which are in order, that ``block`` has, each with its place there."""
+    """Return those of ``wanted`` (ascending) that ``block`` has, each with its index there."""
     of_block = _prefixes(block)
     at = np.searchsorted(of_block, prefixes)
     alike = np.flatnonzero(of_block[np.minimum(at, len(of_block) - 1)] == prefixes)
@@ -130,6 +134,6 @@ def _hits(block: bytes, wanted: Sequence[bytes], prefixes: Numbers) -> list[tupl
 
 
 def _prefixes(ids: bytes) -> Numbers:
-    """The first bytes of each of ``ids`` as numbers, which rise as the ids do."""
+    """Return the first bytes of each of ``ids`` as numbers that sort as the ids do."""
     table = np.frombuffer(ids, np.uint8).reshape(-1, ID_BYTES)[:, :_PREFIX_BYTES]
     return np.ascontiguousarray(table).view(">u8").ravel().astype(np.uint64)

@@ -50,11 +50,11 @@ NO_ROWS = RowChecksum(0, 0, 0)
 
 
 class RowVersions(NamedTuple):
-    """The rows of a key range at the source, and a sum over the transactions that wrote them as they are (and
-    the partitions in which they stand).
+    """The number of rows of a key range at the source, and a sum over the transactions that wrote their
+    present versions (and the partitions that hold them).
 
-    A change gives a row another writer, which no snapshot before it sees. So a range that has both as in an
-    earlier snapshot has the same rows.
+    Each change writes a row by a new transaction, which no earlier snapshot sees. So if a range has the same
+    two numbers as in an earlier snapshot, it has the same rows.
     """
 
     rows: int
@@ -75,9 +75,8 @@ EVERY_KEY = KeySpan(None, None)
 
 
 def has_checksum(contract: TableContract) -> bool:
-    """Whether whole rows of the table can be compared: floats have another text in the lake, and so have
-    values that a policy for personal data has changed.
-    """
+    """Whether whole rows of the table can be compared. They cannot if a column is a float, whose text differs
+    in the lake, or if a policy for personal data has changed values."""
     return not contract.unprotected and not any(column.type.kind in FLOATS for column in contract.columns)
 
 
@@ -87,9 +86,10 @@ def checked_columns(contract: TableContract) -> tuple[Column, ...]:
 
 
 def as_compared(contract: TableContract) -> TableContract:
-    """Return the contract with the columns that a comparison of rows with the lake reads at the source.
+    """Return the contract with only the columns that a comparison of rows with the lake reads at the source.
 
-    Not those whose values a policy for personal data changes in the lake: they can be compared with nothing.
+    Columns whose values a policy for personal data changes in the lake are left out: they can be compared
+    with nothing.
     """
     if not contract.unprotected:
         return contract
@@ -99,7 +99,7 @@ def as_compared(contract: TableContract) -> TableContract:
 
 
 def by_number(contract: TableContract) -> bool:
-    """Whether a ``KeySpan`` of the table is of whole numbers."""
+    """Whether key spans (``KeySpan``) of the table are ordered as whole numbers."""
     return contract.column(contract.key[0]).type.kind in INTEGERS
 
 

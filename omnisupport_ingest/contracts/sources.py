@@ -138,7 +138,8 @@ class SourceDefinition:
         return "none" if self.kind is SourceKind.FILES else "the embedded PostgreSQL"
 
     def tables(self, contracts: Contracts) -> tuple[TableContract, ...]:
-        """Return the contracts of its tables; ``ContractError`` if it names one that does not exist."""
+        """Return the contracts of its tables. Raises ``ContractError`` if it names one that does not
+        exist."""
         there = {each.name: each for each in contracts.of_source(self.name)}
         for name, _ in self.modes:
             if name not in there:
@@ -181,7 +182,7 @@ class Sources:
     folder: Path
 
     def find(self, name: str) -> SourceDefinition:
-        """Return the source called ``name``; ``SourceUnknown`` lists the existing ones."""
+        """Return the source called ``name``. Raises ``SourceUnknown``, which lists the existing ones."""
         for each in self.all:
             if each.name == name:
                 return each
@@ -227,8 +228,8 @@ def own_log_settings(settings: Settings) -> Settings:
 def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
     """Return ``settings`` with source, connection, slot and publication of ``definition``.
 
-    ``SourceUnknown`` if it has no log; ``ConnectionMissing``; ``ContractError``. Applying it twice changes
-    nothing.
+    Applying it twice changes nothing. Raises ``SourceUnknown`` if the source has no log,
+    ``ConnectionMissing`` and ``ContractError``.
     """
     name, log = definition.name, definition.log
     if definition.kind is not SourceKind.LOG:

@@ -1,14 +1,14 @@
-"""The keys of subjects, by which personal values are encrypted before they land; kept apart from landing and
+"""The keys of subjects, which encrypt personal values before they land. They are kept apart from landing and
 lake.
 
-A subject is a person or whatever else personal values are of: one value of one kind of a source. Its key is
-made when a value of it lands first, and is durable before that value is. To destroy it is to erase every copy
-of what it encrypted, in landing, in raw, in backups of both. A destroyed key leaves its entry: the subject is
-given no other one, so nothing of it that is delivered or read again can be read.
+A subject is a person, or whatever else personal values belong to: one value of one kind of subject in a
+source. Its key is made when a value of it first lands, and is durable before that value is. Destroying the
+key erases every copy of what it encrypted: in landing, in raw, and in backups of both. A destroyed key leaves
+an entry, so the subject gets no other key, and values of it that are delivered or read again stay unreadable.
 
-The keys are one SQLite file in a folder of its own, for its owner only. Subjects stand in it as keyed hashes.
-A note beside that folder says which file it is, so that one that is lost is missed: one that was begun anew
-would give erased subjects keys again, and a backup could not be restored beside it.
+The keys are one SQLite file, in a folder that only its owner can read. The file names subjects by keyed
+hashes. A note beside that folder says which file the home uses, so a lost file is noticed. A new file in its
+place would give erased subjects keys again, and no backup could be restored beside it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from omnisupport_ingest.sealed_requests import Address
 from omnisupport_ingest.visiting import asked, asked_instead, require_here
 
 FILE = "keys/subjects.sqlite"
-"""Where the keys are, below the home."""
+"""Path of the file of keys, below the home."""
 
 NOTE = "subject_keys"
-"""Which file of keys the home has begun, below the home."""
+"""Path of the note that says which file of keys the home uses, below the home."""
 
 NONCE_BYTES = 12
-"""As AES-GCM has it (NIST SP 800-38D, 8.2)."""
+"""Bytes of a nonce of AES-GCM (NIST SP 800-38D, 8.2)."""
 
 DIGEST = r'"[0-9a-f]{16}"\]$'
-"""The end of an identity that holds a hash of what was delivered. A regular expression for Python and RE2."""
+"""Matches the end of an identity that holds a hash of what was delivered. For Python and for RE2."""
 
 _MOST_LETTERS = int(np.iinfo(np.int32).max)
-"""Of one array of texts."""
+"""The most bytes that one Arrow array of texts can hold."""
 
 _KEY_BYTES = SECRET_BYTES // 2
 _NOTE_BYTES = 16
@@ -79,15 +79,19 @@ class SubjectKey:
     _cipher: AESGCM | None = field(default=None, init=False, repr=False, compare=False)
 
     def encrypted(self, text: bytes, of: bytes) -> bytes:
-        """``text`` encrypted: id, nonce, and what AES-GCM makes of it. The key is not destroyed.
+        """Return ``text`` encrypted: key id, nonce and AES-GCM body. The key must not be destroyed.
 
-        The nonce is a keyed hash of ``text`` and ``of`` (the table), so the same text of the same subject and
-        table is the same anew; that two are equal is all it tells (synthetic nonces: RFC 5297, 1.3.3).
+        The nonce is a keyed hash of ``of`` (the table) and ``text``. So the same text of the same subject and
+        table has the same result, and nothing but this equality is revealed (synthetic nonces: RFC 5297,
+        1.3.3).
         """
         return a2b_base64(encrypt_each([self], pa.array([text], pa.binary()), of)[0].as_py())
 
     def decrypted(self, body: bytes, of: bytes) -> bytes:
-        """What ``encrypted`` made ``body``, without its id, from; ``InvalidTag`` if it is no such body."""
+        """Return the text from which ``encrypted`` made ``body`` (without its id).
+
+        Raises ``InvalidTag`` if this key did not make ``body`` for the table ``of``.
+        """
         if self._cipher is None:
             assert self.secret is not None, "the key is not destroyed"
             self._cipher = AESGCM(self.secret[:_KEY_BYTES])
@@ -97,10 +101,10 @@ class SubjectKey:
 def encrypt_each(
     keys: Iterable[SubjectKey], texts: pa.StringArray | pa.BinaryArray, of: bytes
 ) -> pa.StringArray:
-    """What ``SubjectKey.encrypted`` makes of each of ``texts`` with its key, in base64; empty where the key
-    is destroyed.
+    """Return each of ``texts`` encrypted by its key as ``SubjectKey.encrypted`` does, in base64; empty if the
+    key is destroyed.
 
-    One loop, and one call of base64, as this is most of what landing encrypted costs.
+    Most of the cost of encrypted landing is here, so it is one loop and one call of base64.
     """
     bodies: list[bytes] = []
     begin = of + b"\0"
@@ -109,7 +113,7 @@ def encrypt_each(
         if secret is None:
             bodies.append(b"")
             continue
-        # AES-256 has the first half of the secret, the hash that makes nonces the other one.
+        # The first half of the secret is the key of AES-256; the other half keys the hash that makes nonces.
         nonce = blake2b(begin + text, key=secret[_KEY_BYTES:], digest_size=NONCE_BYTES).digest()
         if cipher is None:
             cipher = key._cipher = AESGCM(secret[:_KEY_BYTES])
@@ -118,8 +122,11 @@ def encrypt_each(
 
 
 def _in_base64(bodies: Sequence[bytes]) -> pa.StringArray:
-    """Each of ``bodies`` in base64, all by one call: each is filled up to whole triples, whose letters for
-    what was filled in are the padding."""
+    """Return each of ``bodies`` in base64, all by one call.
+
+    Each body is filled up with zeros to whole triples of bytes. The letters of what was filled in are then
+    replaced by the padding ``=``.
+    """
     sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
     missing = -sizes % 3
     filled = map(bytes.ljust, bodies, (sizes + missing).tolist(), repeat(b"\0"))
@@ -138,7 +145,8 @@ def _in_base64(bodies: Sequence[bytes]) -> pa.StringArray:
 class SubjectKeys:
     """The keys in the file ``path``.
 
-    ``service``: where a task asks for them on a machine without the home, which only reads them.
+    ``service``: the address at which a task on a machine without the home requests keys. Such a task only
+    reads.
     """
 
     path: Path
@@ -146,13 +154,14 @@ class SubjectKeys:
 
     @property
     def made(self) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
         require_here(self.path)
         return self.path.exists()
 
     @property
     def file_id(self) -> tuple[int, int] | None:
-        """Tells another file in its place; null: none is there."""
+        """Device and inode of the file: they differ if another file takes its place. None if there is no
+        file."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -160,16 +169,18 @@ class SubjectKeys:
         return found.st_dev, found.st_ino
 
     def ids_of(self, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
-        """The ids that the keys of ``subjects`` have or would have, none without a file; no key is made."""
+        """Return the ids that the keys of ``subjects`` have or would have, without making keys; empty without
+        a file."""
         if not self.made:
             return []
         with self._open() as base:
             return _ids(base, subjects)
 
     def keys_of(self, subjects: Sequence[tuple[str, str, str]]) -> list[SubjectKey]:
-        """The keys of distinct ``subjects`` (source, name, value), made where there are none.
+        """Return the keys of distinct ``subjects`` (source, name, value); missing ones are made. Durable on
+        return.
 
-        Durable then. ``SubjectKeysUnreadable`` if the file that the home had is not there.
+        Raises ``SubjectKeysUnreadable`` if the home had a file of keys and it is not there.
         """
         with self._open() as base, failpoint("pii.subject_keys", "keys"):
             self._note(base)
@@ -192,7 +203,8 @@ class SubjectKeys:
         return [known[each] for each in ids]
 
     def digest_key(self) -> bytes:
-        """The key of ``digest``, the same for all of the home: made with the file, and lost with it."""
+        """Return the key of ``digest``, the same for the whole home. It is made with the file, and lost with
+        it."""
         if (service := asked_instead(self.path, self.service)) is not None:
             return bytes.fromhex(asked(service, {"digest_key": True}, SubjectKeysUnreadable))
         with self._open() as base, failpoint("pii.subject_keys", "digests"):
@@ -201,7 +213,7 @@ class SubjectKeys:
         return blake2b(key=secret, digest_size=_KEY_BYTES, person=b"digests").digest()
 
     def living(self, ids: Collection[bytes]) -> set[bytes]:
-        """Those of ``ids`` whose key is there, and not destroyed."""
+        """Return those of ``ids`` whose key exists and is not destroyed."""
         if not self.made:
             return set()
         with self._open() as base:
@@ -209,7 +221,8 @@ class SubjectKeys:
             return {each.id for each in _known(base, ids).values() if each.secret is not None}
 
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
-        """The keys of ``ids``, destroyed ones too. ``SubjectKeysUnreadable`` if the file lacks one."""
+        """Return the keys of ``ids``, destroyed ones too. Raises ``SubjectKeysUnreadable`` if the file lacks
+        one."""
         wanted = list(dict.fromkeys(ids))
         if not wanted:
             return {}
@@ -229,9 +242,9 @@ class SubjectKeys:
         return {each: found[each] for each in wanted}
 
     def destroy(self, ids: Iterable[bytes]) -> int:
-        """Destroy the keys of ``ids``; how many were there until now. Durable then, and overwritten.
+        """Destroy the keys of ``ids`` and overwrite their secrets. Durable on return.
 
-        Who has no key yet is given none any more.
+        Return how many of them existed until now. A subject that has no key yet cannot get one any more.
         """
         when, wanted = datetime.now(UTC).isoformat(), [*dict.fromkeys(ids)]
         with self._open() as base, failpoint("pii.subject_keys", "destroy"):
@@ -248,7 +261,7 @@ class SubjectKeys:
         return len(living)
 
     def name_windows(self, source: str, windows: Mapping[bytes, Iterable[str]]) -> None:
-        """Note the windows of ``source`` that hold what destroyed keys encrypted: they are made again."""
+        """Record the windows of ``source`` that hold values of destroyed keys; they are made again."""
         with self._open() as base, failpoint("pii.subject_keys", "windows"):
             base.execute("BEGIN IMMEDIATE")
             base.executemany(
@@ -258,7 +271,8 @@ class SubjectKeys:
             base.execute("COMMIT")
 
     def destroyed_by_window(self, source: str) -> dict[str, str]:
-        """By window of ``source`` that holds what destroyed keys encrypted, the SHA-256 of their ids."""
+        """Return, for each window of ``source`` that holds values of destroyed keys, the SHA-256 of their
+        ids."""
         if not self.made:
             return {}
         with self._open() as base:
@@ -284,12 +298,14 @@ class SubjectKeys:
             if not self.path.exists():
                 self._make()
             with closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as base:
-                # A commit is the deletion of the journal. Durable is that with EXTRA alone: after a loss of
-                # power a journal that came back would take keys away, or bring a destroyed one back.
+                # SQLite commits by deleting the journal. Only EXTRA makes that durable: after a loss of
+                # power, a journal that came back would remove new keys, or restore a destroyed one.
                 base.execute("PRAGMA synchronous = EXTRA")
-                # New keys fall on pages anywhere: all of them stay in memory until the one commit.
+                # New keys change pages everywhere in the file: keep all of them in memory until the one
+                # commit.
                 base.execute(f"PRAGMA cache_size = -{_CACHE_KIBIBYTES}")
-                # What is destroyed is overwritten in the file. The journal, which has it, is deleted with it.
+                # Overwrite destroyed secrets in the file. The journal still has them; it is deleted with the
+                # commit.
                 base.execute("PRAGMA secure_delete = ON")
                 # No failpoint: an empty table, which a file of a former version lacks.
                 base.execute(recent_keys.TABLE)
@@ -301,7 +317,8 @@ class SubjectKeys:
             ) from None
 
     def _make(self) -> None:
-        """Make the file under another name, whole, and link it: who comes second finds the first one's."""
+        """Make the whole file under another name, then link it. If two processes do, the second uses the
+        first one's."""
         if self._noted.exists():
             raise self._another("is not there, though values have landed encrypted")
         folder = self.path.parent
@@ -329,7 +346,7 @@ class SubjectKeys:
         return self.path.parent.parent / NOTE
 
     def _note(self, base: sqlite3.Connection) -> None:
-        """Note which file of keys the home has, before anything lands by a key; refuse another one."""
+        """Record which file of keys the home uses, before anything lands by a key; refuse another file."""
         (secret,) = base.execute("SELECT secret FROM store").fetchone()
         own = hashlib.blake2b(key=secret, digest_size=_NOTE_BYTES, person=b"note").hexdigest()
         if not self._noted.exists():
@@ -347,19 +364,20 @@ class SubjectKeys:
 
 
 def digest(text: str, key: bytes) -> str:
-    """16 hexadecimal digits for ``text``, which nobody can try values against who has not got the ``key``
-    (``SubjectKeys.digest_key``)."""
+    """Return 16 hexadecimal digits for ``text``. Nobody without ``key`` (``SubjectKeys.digest_key``) can test
+    guesses of the text against them."""
     return blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
 
 
 def keyed_identity(identity: str, key: bytes) -> str:
-    """``identity``, which ends in a hash of what was delivered (``DIGEST``), with the ``digest`` of that."""
+    """Return ``identity`` with the hash at its end (``DIGEST``) replaced by the ``digest`` of that hash."""
     start, end = -len('0123456789abcdef"]'), -len('"]')
     return f'{identity[:start]}{digest(identity[start:end], key)}"]'
 
 
 def row_subject(table: str) -> str:
-    """The name of the subjects that the rows of ``table`` are which do not say whose they are."""
+    """Return the kind of subject of those rows of ``table`` that name no subject: each of them is its own
+    subject."""
     return f"row of {table}"
 
 
@@ -368,16 +386,16 @@ CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB NOT NUL
 CREATE TABLE keys (id BLOB PRIMARY KEY, secret BLOB, destroyed_at TEXT) WITHOUT ROWID;
 CREATE TABLE windows (source TEXT, window TEXT, id BLOB, PRIMARY KEY (source, window, id)) WITHOUT ROWID;
 """
-"""And ``recent_keys.TABLE``."""
+"""The tables of a new file, besides ``recent_keys.TABLE``."""
 
 
 def _ids(base: sqlite3.Connection, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
-    """The id of the key of each subject: a keyed hash of it."""
+    """Return the id of each subject's key: a keyed hash of the subject."""
     (secret,) = base.execute("SELECT secret FROM store").fetchone()
     ids = []
     of, begun = ("", ""), blake2b()
     for source, name, value in subjects:
-        # Nearly always all are of one name.
+        # Nearly always all subjects have the same source and name.
         if (source, name) != of:
             of = source, name
             begun = blake2b(_text(f"{source}\0{name}\0"), key=secret, digest_size=ID_BYTES)
@@ -392,5 +410,5 @@ def _text(text: str) -> bytes:
 
 
 def _known(base: sqlite3.Connection, ids: Collection[bytes]) -> dict[bytes, SubjectKey]:
-    """The keys that are there, by their ids. Within an open transaction."""
+    """Return the existing keys by their ids. Call it within a transaction."""
     return {each: SubjectKey(each, secret) for each, secret in recent_keys.find(base, ids).items()}

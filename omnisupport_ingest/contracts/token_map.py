@@ -45,7 +45,7 @@ class TokenMapUnreadable(IngestError):
 class TokenMap:
     """The map in the file ``path``.
 
-    ``service``: where a task asks for tokens on a machine without the home.
+    ``service``: the address at which a task on a machine without the home requests tokens.
     """
 
     path: Path

@@ -1,7 +1,7 @@
-"""Whether contracts ask for what the way in of their source can do: its kind, as its definition says.
+"""Refuse contracts that need more than their source can do, because of its kind.
 
-A contract alone does not know how its rows come. What only a captured log can keep is refused here, before
-anything lands, with the definition that says what the source is.
+A contract alone does not know how its rows arrive; the definition of its source says that. What only a
+captured log can do is refused here, before anything lands, and the error says what the source is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _COME = {
 
 
 def way_problems(contracts: Contracts, sources: Sources) -> list[ContractError]:
-    """What in ``contracts`` does not fit the kinds of ``sources``, and tables that a definition misnames."""
+    """Return what in ``contracts`` does not fit the kinds of ``sources``, and tables that a definition
+    misnames."""
     problems: list[ContractError] = []
     for source in sources.all:
         try:

@@ -1,7 +1,7 @@
 """Withdrawn contracts: files in the folder ``withdrawn`` beside the contracts of a home.
 
-The file of a contract is ``<source>.<name>.json`` there. One that is withdrawn later under the same name
-replaces none: it is ``<source>.<name>.2.json``, the next ``.3.json``. The highest number counts.
+A withdrawn contract becomes ``<source>.<name>.json`` there. Later ones of the same name replace no file: they
+become ``<source>.<name>.2.json``, ``<source>.<name>.3.json`` and so on. The highest number counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omnisupport_ingest.settings import Settings
 
 
 def withdrawn_folder(settings: Settings) -> Path:
-    """Return where the files of what was withdrawn are: beside the contracts of the home."""
+    """Return the folder of withdrawn files, which is beside the contracts of the home."""
     return in_force(settings).contracts.parent / "withdrawn"
 
 
@@ -27,7 +27,7 @@ def withdrawn_contracts(
 ) -> tuple[TableContract, ...]:
     """Return the newest withdrawn contract of each name of ``source`` that none of ``there`` has.
 
-    ``there``: the contracts in force. ``ContractError`` if a file of the source is not a contract.
+    ``there``: the contracts in force. Raises ``ContractError`` if a file of the source is not a contract.
     """
     files = [path for path in _files(settings) if path.name.startswith(f"{source}.")]
     with closing_after():
@@ -35,9 +35,8 @@ def withdrawn_contracts(
 
 
 def readable_withdrawn(settings: Settings, there: Iterable[TableContract]) -> tuple[TableContract, ...]:
-    """The same of all sources, without files that are not contracts: for what must go on whatever is in that
-    folder.
-    """
+    """Return the withdrawn contracts of all sources as ``withdrawn_contracts`` does, and skip files that are
+    not contracts: for work that must go on whatever is in the folder."""
     found = []
     with closing_after():
         for path in _files(settings):
@@ -47,9 +46,8 @@ def readable_withdrawn(settings: Settings, there: Iterable[TableContract]) -> tu
 
 
 def free_path(folder: Path, name: str, file: Path) -> Path:
-    """Return where ``file`` goes in ``folder`` as ``name``; over a file that is there only if both are the
-    same.
-    """
+    """Return the path at which ``file`` goes into ``folder`` as ``name``. An existing file has this path only
+    if both files are the same."""
     taken = sorted((*folder.glob(f"{name}.json"), *folder.glob(f"{name}.*.json")), key=_number)
     if not taken:
         return folder / f"{name}.json"

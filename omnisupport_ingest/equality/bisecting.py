@@ -1,8 +1,8 @@
-"""Finding the keys that differ between two sides, by checksums of key ranges that get smaller. Pure.
+"""Find the keys that differ between two sides, by checksums of key ranges that get smaller. Pure.
 
-Both sides answer for all ranges of a step at once. A range that differs is cut again, until it is small
-enough to compare row by row, by two numbers for each row. So the cost is one look at everything, and after
-that only at what differs.
+Both sides return the checksums of all ranges of a step at once. A range that differs is cut again, until it
+is small enough to compare row by row, by two numbers for each row. So the cost is one look at everything, and
+after that only at what differs.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ LEAF_ROWS = 4096
 """A range of at most so many rows is compared row by row."""
 
 PARTS = 16
-"""Into so many a range that differs is cut."""
+"""Into so many parts a range that differs is cut."""
 
 STEPS = 4
-"""So often ranges are cut: enough for any table, and an end where many rows share a first key column."""
+"""So many times ranges are cut. That is enough for any table, and it ends where many rows share a first
+key column."""
 
 MOST_ROWS = 200_000
-"""Rows of either side that are compared row by row; what differs beyond that is named by range."""
+"""Rows of either side that are compared row by row. Differences beyond that are reported as ranges, not as
+keys."""
 
 
 class Side(Protocol):
     """The rows of one table on one side."""
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
-        """The checksum of each range between ``cuts``, of rows in one of ``spans``."""
+        """Return the checksum of each range between ``cuts``, of rows in one of ``spans``."""
 
     def numbers(self, spans: Sequence[KeySpan], /) -> Mapping[Key, RowNumbers]:
-        """The numbers of every row in ``spans``, by its key."""
+        """Return the numbers of every row in ``spans``, by its key."""
 
 
 class CutSide(Side, Protocol):
-    """A side that can also say where to cut."""
+    """A side that can also choose the cuts."""
 
     def cuts(self, span: KeySpan, parts: int, /) -> list[str]:
         """Return values of the first key column that cut ``span`` into about as many even ranges, in
@@ -55,8 +57,10 @@ class CutSide(Side, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """What differs. ``rows``: of the source, in everything compared. ``spans``: the smallest ranges that
-    differ. ``keys``: the keys that do, in order; where ``more``, not all of them.
+    """What differs.
+
+    ``rows``: number of rows of the source in everything compared. ``spans``: the smallest ranges that differ.
+    ``keys``: the differing keys, in order; if ``more``, there are others.
     """
 
     rows: int
@@ -65,7 +69,7 @@ class Differing:
     more: bool = False
 
     def without(self, same: Collection[Key]) -> Differing:
-        """Leave out the keys whose rows are the ``same`` value by value.
+        """Return what differs without the keys ``same``, whose rows are equal value by value.
 
         Nothing differs if no key is left.
         """
@@ -80,7 +84,8 @@ def differing(
     cuts: Sequence[str],
     passed_over: Collection[KeySpan] = (),
 ) -> Differing:
-    """Compare the rows in ``span``, cut at ``cuts`` in it, which rise; but for the ranges ``passed_over``."""
+    """Compare the rows in ``span``, cut at the ascending ``cuts`` within it, except for the ranges
+    ``passed_over``."""
     theirs, ours = _both(source, lake, cuts, [span])
     compared = [
         (each, one, other)
@@ -95,7 +100,7 @@ def differing(
         if not finer:
             break
         within = _of_cut(source, lake, finer)
-        # In the order of keys, as the cuts must rise.
+        # Keep the order of keys: the cuts must ascend.
         wrong = {
             part: size
             for each, whole in wrong.items()
@@ -105,7 +110,7 @@ def differing(
 
 
 def ranges_of(span: KeySpan, cuts: Sequence[str]) -> list[KeySpan]:
-    """Return the ranges into which ``cuts``, which rise, divide ``span``."""
+    """Return the ranges into which the ascending ``cuts`` divide ``span``."""
     return [KeySpan(start, end) for start, end in pairwise([span.start, *cuts, span.end])]
 
 
@@ -122,7 +127,8 @@ def _both(
 def _of_cut(
     source: Side, lake: CutSide, finer: Mapping[KeySpan, list[str]]
 ) -> dict[KeySpan, dict[KeySpan, int]]:
-    """For each range, cut at the given places, its parts that differ, with their rows."""
+    """Cut each range at its cuts in ``finer``; return, for each range, its parts that differ with their
+    number of rows."""
     inside = list(finer)
     parts_of = {span: ranges_of(span, inner) for span, inner in finer.items()}
     parts = [part for each in parts_of.values() for part in each]
@@ -150,15 +156,15 @@ def _by_rows(source: Side, lake: Side, rows: int, wrong: Mapping[KeySpan, int]) 
     if chosen:
         theirs, ours = source.numbers(chosen), lake.numbers(chosen)
         keys = tuple(sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)))
-    # A row that the lake has twice has one key, and the checksum alone tells.
+    # If the lake has a row twice, its key is there once, and only the checksum shows it.
     return Differing(rows, tuple(wrong), keys, more=len(chosen) < len(wrong) or bool(wrong and not keys))
 
 
 @dataclass(frozen=True)
 class Unchanged:
-    """A side of which some checksums are ``known``, so that only the others are worked out.
+    """A side of which some checksums are ``known``, so that only the others are computed.
 
-    ``passed_over``: ranges that are not asked for, either. ``read``: the checksums that were worked out.
+    ``passed_over``: ranges that need no checksum. ``read``: the checksums that were computed.
     """
 
     side: Side
@@ -167,7 +173,7 @@ class Unchanged:
     read: dict[KeySpan, RowChecksum] = field(default_factory=dict)
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
-        """Return the checksums of the side; of ranges that are passed over, that of no rows."""
+        """Return the checksums of the side; ranges that are passed over get the checksum of no rows."""
         if len(spans) != 1:
             return self.side.sums(cuts, spans)
         ranges = ranges_of(spans[0], cuts)
@@ -183,7 +189,7 @@ class Unchanged:
 
 
 def _joined(spans: Sequence[KeySpan]) -> list[KeySpan]:
-    """Return ``spans``, which rise, with neighbours together."""
+    """Return the ascending ``spans`` with neighbours joined."""
     together: list[KeySpan] = []
     for each in spans:
         if together and together[-1].end == each.start:
@@ -197,7 +203,8 @@ def _joined(spans: Sequence[KeySpan]) -> list[KeySpan]:
 class Remaining:
     """A side without the rows of some keys, which cannot be compared now.
 
-    ``left_out``: the numbers of those rows, as the side has them. ``whole_numbers``: the order of spans.
+    ``left_out``: the numbers of those rows, as the side has them. ``whole_numbers``: whether spans are
+    ordered as whole numbers.
     """
 
     side: Side

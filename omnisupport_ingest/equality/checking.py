@@ -1,8 +1,9 @@
-"""Are source and dimensions the same at one LSN? By checksums of key ranges, for every table of a source.
+"""Check that source and dimensions are equal at one LSN, by checksums of key ranges, for every table of a
+source.
 
-What differs is looked at a second time, at a later LSN: only a key that differs both times counts. So what is
-on its way, in any form that ``standing`` does not know, is never an alarm. What has not changed at the source
-since an earlier check is not read there again (``known_ranges``).
+What differs is compared a second time, at a later LSN, and only a key that differs both times counts. So a
+change that is still on its way never raises an alarm, even in a form that ``standing`` does not know. What
+has not changed at the source since an earlier check is not read there again (``known_ranges``).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceAt,
 from omnisupport_ingest.wording import agreeing, counted
 
 PATIENCE_SECONDS = 60.0
-"""How long to wait for transactions under way, and then for the lake."""
+"""Default time to wait for transactions in progress, and then for the lake."""
 
 _SCRATCH = "equality-"
 
@@ -70,11 +71,11 @@ class Checked:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to check: tables by name (all if empty). ``rows_at_once``: about so many rows the server may read,
-    of all tables; None: every row, whether it has changed or not.
+    """What to check: tables by name (all if empty).
 
-    ``patience`` in seconds. ``advance`` is called before the lake is waited for: without it capture and
-    pipeline must be running.
+    ``rows_at_once``: about how many rows the server may read, of all tables; None: every row, whether it has
+    changed or not. ``patience``: in seconds. ``advance`` is called before the check waits for the lake;
+    unless it advances the lake, capture and pipeline must be running.
     """
 
     tables: Sequence[str] = ()
@@ -84,9 +85,9 @@ class CheckOptions:
 
 
 def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
-    """Check tables of the configured log source, and write down what is known now.
+    """Check tables of the configured log source, and record what is known now.
 
-    Raises ``SourceUnavailable`` and what connecting raises. Whatever else keeps a table from being compared
+    Raises ``SourceUnavailable`` and what connecting raises. Any other reason why a table cannot be compared
     is in its note.
     """
     remove_left_behind(workspace.home.run, _SCRATCH)
@@ -96,7 +97,7 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
         for each in workspace.contracts.of_source(source)
         if not options.tables or each.name in options.tables
     ]
-    # In turn, if the server may not read all of them.
+    # If the server may not read all tables, sort them by whose turn it is.
     in_turn = sorted(contracts, key=lambda each: turn(verified_of(workspace.home, each)))
     found = {each.contract.name: each for each in _Round(workspace, options, {}).run(in_turn)}
     first = [found[each.name] for each in contracts]
@@ -111,10 +112,10 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
 
 
 def turn(note: Verified | None) -> tuple[bool, float]:
-    """Return the place of a table with ``note`` in the order in which tables may use up the budget.
+    """Return the key by which tables are sorted to use up the budget; ``note``: of the table.
 
-    The one that was equal the longest time ago is first. But a table that differs or waits for a person would
-    be for ever, however far the others fell behind, so those come last.
+    The table that was found equal the longest time ago comes first. Tables that differ or wait for a person
+    come last: otherwise they would always be first, and the others would never be checked.
     """
     if note is None:
         return False, 0.0
@@ -126,7 +127,7 @@ def turn(note: Verified | None) -> tuple[bool, float]:
 class _Round:
     """One comparison with the source.
 
-    ``suspects``: what differed in the round before; only that is compared.
+    ``suspects``: what differed in the previous round; only that is compared.
     """
 
     workspace: Workspace
@@ -252,7 +253,11 @@ class _Round:
         whole_equal: Moment | None,
         differing_rows: Differing,
     ) -> Verified:
-        """``whole_equal``: the oldest moment at which a part of the table was equal, if all of them were."""
+        """Return the note of a table that was compared.
+
+        ``whole_equal``: the oldest moment at which a part of the table was equal; None unless all parts were
+        equal once.
+        """
         before = verified_of(self.workspace.home, contract)
         through = before.through if before is not None else None
         note = Verified(contract.name, state, datetime.now(UTC))
@@ -291,11 +296,11 @@ def not_comparable(workspace: Workspace, contract: TableContract, why: str, seco
 
 
 def nothing_shown(state: str, rows: int, moved: int, unresolved: int) -> str | None:
-    """Why a comparison of ``rows`` that found no difference does not show the table to be equal; None if it
-    does, or if it found one.
+    """Return why a comparison that found no difference does not prove the table equal; None if it does, or if
+    it found a difference.
 
-    ``moved``: rows left out, as the lake has changes of them above the LSN. ``unresolved``: rows that lack
-    columns.
+    ``rows``: rows compared. ``moved``: rows left out, because the lake has changes of them above the LSN.
+    ``unresolved``: rows that lack columns.
     """
     if state == DIFFERS:
         return None
@@ -318,7 +323,7 @@ def _differ(differing_rows: Differing) -> str:
 
 
 def _confirmed(workspace: Workspace, first: Checked, second: Checked | None) -> Checked:
-    """Return the result after ``second`` compared again what differed in ``first``."""
+    """Return the result of a check, after ``second`` has compared again what differed in ``first``."""
     if second is None or first.differing is None:
         return first
     if second.differing is not None and second.note.state == DIFFERS:

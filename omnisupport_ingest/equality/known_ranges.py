@@ -1,13 +1,14 @@
 """What earlier checks found out about each key range of a table, so that a check reads only what changed.
 
-The source says for a tenth of the cost of a checksum whether the rows of a range are still the same row
-versions (``RowVersions``). If they are, their checksum is the one that was worked out before. If the files of
-the lake that hold the range are the same, too, the range is as it was when both sides were equal. Each range
-is read again on both sides after a day all the same, once what changed leaves room for it: a value may change
-without its row (a label of an enum, say), and a file without its name.
+For a tenth of the cost of a checksum, the source says whether a range still has the same row versions
+(``RowVersions``). If it has, its earlier checksum is still right. If the lake's files of the range are the
+same too, the range is as it was when both sides were equal. Even so, each range is read again on both sides
+after a day, once what changed leaves room in the budget: a value may change without its row (a label of an
+enum, for example), and a file without its name.
 
-A check may do so much and no more (``Budget``). Ranges that changed and are not read have the moment at which
-they were equal last, and the table is equal as of the oldest of these moments. Pure, but for the file.
+A check may read only so many rows (``Budget``). A range that changed and is not read keeps the moment at
+which it was last found equal; the table is equal as of the oldest of these moments. The module is pure,
+except for its file.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ READ_AGAIN_AFTER = timedelta(days=1)
 """A range is read again after this time, whatever its row versions say."""
 
 LOOKS_FOR_A_READ = 10
-"""Looking at the versions of so many rows costs the server at most what reading one row costs."""
+"""Looking at the versions of so many rows costs the server at most as much as reading one row."""
 
 _LOOKS = 8
-"""Of ten parts of a budget, so many may go into looking."""
+"""Tenths of a budget that may be spent on looking."""
 
 _FORMAT = 1
-"""Changed when the checksum of a row is worked out in another way."""
+"""Version of the way in which the checksum of a row is computed. A new version makes earlier checksums
+invalid."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Budget:
         return None if self.rows is None else max(self.rows, least)
 
     def spend(self, read: int, looked: int) -> None:
-        """Take off what reading and looking at so many rows cost."""
+        """Subtract the cost of reading and looking at so many rows."""
         if self.rows is not None:
             self.rows -= read + looked // LOOKS_FOR_A_READ
 
@@ -71,11 +73,16 @@ class Budget:
 class KnownRange:
     """A range of keys from ``start`` (None: the first range) to the start of the next one.
 
-    ``rows``: of the source, when it was looked at last, or an estimate. ``checksum``: of its rows at
-    ``read_at`` (the clock of the source), when they were the ``versions``; all three are None if it was never
-    read. ``equal``: the last moment at which both sides had the same rows. ``files``: what names the lake's
-    files of the range if every row in them is equal to one of these versions. ``tried``: the LSN at which it
-    was compared last, if it was not found equal there: ``differed``, or some of its rows could not be judged.
+    Attributes:
+        rows: of the source, when it was last looked at, or an estimate.
+        checksum: of its rows at ``read_at``; None if it was never read.
+        versions: of its rows at ``read_at``.
+        read_at: the clock of the source.
+        equal: the last moment at which both sides had the same rows.
+        files: a hash that names the lake's files of the range, if every row in them is equal to one of
+            ``versions``.
+        tried: the LSN at which it was last compared, if it was not found equal there.
+        differed: it differed at ``tried``; otherwise some of its rows could not be judged.
     """
 
     start: str | None
@@ -89,7 +96,7 @@ class KnownRange:
     differed: bool = False
 
     def with_next(self, other: KnownRange) -> KnownRange:
-        """Return this range and the one after it as one; sums of both are the sums of the whole."""
+        """Return this range and the next one as one. The sums of both add up to the sums of the whole."""
         read = [each.read_at for each in (self, other) if each.read_at is not None]
         return KnownRange(
             self.start,
@@ -107,9 +114,9 @@ class KnownRange:
 
     @property
     def turn(self) -> tuple[bool, int]:
-        """Its place in the order in which ranges are due: what differed, so that a known difference is never
-        passed over; then what was never compared; then what was compared the longest time ago.
-        """
+        """Sort key for the order in which ranges are due. First come ranges that differed, so that a known
+        difference is never passed over; then ranges that were never compared; then those compared the
+        longest time ago."""
         compared = [-1 if self.equal is None else self.equal.lsn.value]
         if self.tried is not None:
             compared.append(self.tried.value)
@@ -128,7 +135,7 @@ class KnownRanges:
     ranges: tuple[KnownRange, ...]
 
     def divided(self, cuts: Sequence[str], rows_between: int, *, whole_numbers: bool) -> KnownRanges:
-        """Divide ranges of more than twice ``rows_between`` rows at the ``cuts`` in them, which rise."""
+        """Divide ranges of more than twice ``rows_between`` rows at the ascending ``cuts`` within them."""
         order: Callable[[str], Any] = int if whole_numbers else str
         ordered = [order(cut) for cut in cuts]
         ends = [*(each.start for each in self.ranges[1:]), None]
@@ -147,9 +154,9 @@ class KnownRanges:
         return replace(self, ranges=tuple(parts))
 
     def joined(self, rows_between: int) -> KnownRanges:
-        """Put neighbours together that come to half of ``rows_between`` rows or fewer.
+        """Join neighbours that have half of ``rows_between`` rows or fewer together.
 
-        Or a table whose keys rise, and whose old rows are deleted, would have more ranges from day to day.
+        Otherwise a table whose keys grow and whose old rows are deleted would get more ranges every day.
         """
         together: list[KnownRange] = []
         for each in self.ranges:
@@ -163,19 +170,19 @@ class KnownRanges:
         """Return the numbers of the ranges in which ``keys`` lie."""
         order: Callable[[str], Any] = int if whole_numbers else str
         starts = [order(each.start) for each in self.ranges[1:] if each.start is not None]
-        # The key of a withheld event need not be a number; then no row has it.
+        # A withheld event may have a key that is no number; no row has such a key.
         firsts = {key[0] for key in keys if not whole_numbers or _is_number(key[0])}
         return frozenset(bisect_right(starts, order(first)) for first in firsts)
 
     def around(self, spans: Collection[KeySpan], *, whole_numbers: bool) -> frozenset[int]:
-        """Return the numbers of the ranges of which ``spans`` are parts."""
+        """Return the numbers of the ranges that contain ``spans``."""
         starts = [(span.start,) for span in spans if span.start is not None]
         first = {0} if len(starts) < len(spans) else set()
         return self.holding(starts, whole_numbers=whole_numbers) | first
 
     @property
     def equal(self) -> Moment | None:
-        """The oldest moment at which a range was equal; None if one never was."""
+        """The oldest moment at which a range was equal; None if any range never was."""
         moments = [each.equal for each in self.ranges if each.equal is not None]
         if len(moments) < len(self.ranges):
             return None
@@ -187,8 +194,8 @@ def _is_number(text: str) -> bool:
 
 
 def known_ranges(home: Home, contract: TableContract, made_of: str) -> KnownRanges:
-    """Return what is known of the ranges of a table, if it is ``made_of`` the same still; else one range that
-    nothing is known of."""
+    """Return what is known of the ranges of a table, if ``made_of`` is still the same; else one range of
+    which nothing is known."""
     try:
         # Larger than other notes: some hundred bytes for each 8,192 rows of the table.
         known = decode_note(KnownRanges, read_file(_file(home, contract)))
@@ -210,8 +217,8 @@ def write_known_ranges(home: Home, contract: TableContract, known: KnownRanges) 
 def made_of(contract: TableContract, epoch: int, definition: str) -> str:
     """Return a hash of what the checksums of a table depend on besides its rows.
 
-    ``definition``: of the table at the source, and the timeline. In another epoch the source may be another
-    server, on which the same numbers of transactions mean others.
+    ``definition``: of the table at the source, and the timeline. The epoch is in the hash, because in another
+    epoch the source may be another server, with other transactions of the same numbers.
     """
     columns = [[each.name, each.type.kind.name] for each in checked_columns(contract)]
     mark = contract.soft_delete_column if living_alone(contract) else None
@@ -224,8 +231,8 @@ def _file(home: Home, contract: TableContract) -> Path:
 
 
 def part_to_look_at(ranges: Sequence[KnownRange], budget: int | None) -> range:
-    """Return the neighbours of which a check looks at the row versions: all, if ``budget`` allows it, else
-    those from the one on whose turn it is."""
+    """Return the consecutive ranges whose row versions a check looks at: all, if ``budget`` allows it,
+    else as many as it allows, from the one that is due first."""
     if budget is None or sum(each.rows for each in ranges) <= (most := _most_looks(budget)):
         return range(len(ranges))
     first = min(range(len(ranges)), key=lambda number: (ranges[number].turn, number))
@@ -244,9 +251,13 @@ def _most_looks(budget: int) -> int:
 class Look:
     """What a check does with the ranges of a table.
 
-    ``part``: the numbers of those that it looks at, with their ``versions`` (None: not known). Of these it
-    has the server read ``chosen``, and passes over ``left``, which may differ as well. ``settled`` ones are
-    as they were when both sides were equal. ``files``: what names the lake's files of each range.
+    Attributes:
+        part: the numbers of the ranges that it looks at.
+        versions: of these ranges; None: not known.
+        chosen: those of them that the server reads.
+        left: those that may differ and are passed over.
+        settled: those that are as they were when both sides were equal.
+        files: for each range of the table, a hash that names the lake's files of the range.
     """
 
     known: KnownRanges
@@ -259,7 +270,7 @@ class Look:
 
     @classmethod
     def again(cls, spans: Sequence[KeySpan]) -> Look:
-        """Look at just ``spans``, which rise, and read them."""
+        """Return the look that reads just the ascending ``spans``."""
         starts: list[str | None] = [None]
         for bound in (each for span in spans for each in span):
             if bound is not None and bound != starts[-1]:
@@ -275,10 +286,11 @@ class Look:
         now: datetime,
         budget: int | None,
     ) -> Look:
-        """Choose what to read: what changed, in turn, then what was read more than a day ago.
+        """Choose what to read: first what changed, in the order of ``turn``, then what was read more than a
+        day ago.
 
-        ``versions``: of the part; None if the source does not tell them. ``files``: of every range. ``now``:
-        the clock of the source. Without a ``budget`` everything is read.
+        ``versions``: of the part; None if the source does not report them. ``files``: of every range.
+        ``now``: the clock of the source. Without a ``budget`` everything is read.
         """
         found = None if versions is None else tuple(versions)
         look = replace(self, versions=found, files=tuple(files))
@@ -315,7 +327,7 @@ class Look:
 
     @property
     def span(self) -> KeySpan:
-        """All that is looked at."""
+        """The span of all ranges that are looked at."""
         spans = self.spans
         return KeySpan(spans[self.part[0]].start, spans[self.part[-1]].end)
 
@@ -331,7 +343,7 @@ class Look:
 
     @property
     def passed_over(self) -> frozenset[KeySpan]:
-        """The spans that need not be compared, or are not."""
+        """The spans that need not be compared, or are not compared."""
         spans = self.spans
         return frozenset(spans[number] for number in self.left | self.settled)
 
@@ -346,7 +358,7 @@ class Look:
         return {span: RowChecksum(*each) for span, each in checksums.items() if each is not None}
 
     def rows_looked_at(self) -> int:
-        """Return the number of rows of which the versions were asked."""
+        """Return the number of rows whose versions were looked at."""
         return 0 if self.versions is None else sum(each.rows for each in self.versions)
 
     def settled_rows(self) -> int:
@@ -364,9 +376,9 @@ class Look:
     ) -> KnownRanges:
         """Return what is known after the check.
 
-        ``read``: checksums of the source by span. The others are numbers of ranges: ``differing`` ones
-        differ, ``unjudged`` ones have rows of which the lake does not know everything. All others that were
-        compared are equal, but for rows in those with ``left_out`` rows.
+        ``read``: checksums of the source by span. The other arguments are numbers of ranges: ``differing``
+        ones differ; ``unjudged`` ones have rows of which the lake does not know everything; ``left_out`` ones
+        are equal except for rows that were not compared. All other ranges that were compared are equal.
         """
         ranges = list(self.known.ranges)
         for place, (number, span) in enumerate(self.spans.items()):
@@ -389,6 +401,6 @@ class Look:
 
 
 def _due(ranges: Sequence[KnownRange], numbers: Collection[int], now: datetime) -> Iterator[int]:
-    """Yield those of ``numbers`` that were read more than a day ago, the longest ago first."""
+    """Yield those of ``numbers`` whose ranges were read more than a day ago, the longest ago first."""
     read = [(read_at, number) for number in numbers if (read_at := ranges[number].read_at) is not None]
     yield from (number for read_at, number in sorted(read) if now - read_at > READ_AGAIN_AFTER)

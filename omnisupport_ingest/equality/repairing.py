@@ -1,8 +1,8 @@
-"""Having the source read again for what differs, and for nothing else.
+"""Have the source read again what differs, and nothing else.
 
 A differing key is requested as a snapshot of a key range, as ``source snapshot --from --to`` does. So it
-lands as ordinary batches, a row that is gone from the source is ended, and the history tells what happened.
-Where the lake cannot tell which keys lie in a range, the whole table is requested.
+lands as ordinary batches, a row that is gone from the source ends, and the history records what happened. If
+the lake cannot tell which keys lie in a range, the whole table is requested.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from omnisupport_ingest.sources.postgres.snapshot.key_ranges import NoKeyRange, 
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequest, SnapshotRequests
 
 MOST_RANGES = 32
-"""Ranges that are requested of one table; with more, one range from the first to the last."""
+"""Ranges that are requested of one table at most; more become one range from the first to the last."""
 
 Bounds = tuple[Sequence[str] | None, Sequence[str] | None]
-"""Values of the first key columns, both included; None is open."""
+"""Values of the first key columns, both inclusive; None is open."""
 
 
 def request_repair(
@@ -50,9 +50,10 @@ def request_repair(
 
 
 def ranges_to_read(differing: Differing, *, whole_numbers: bool) -> list[Bounds]:
-    """The ranges to read again: each differing key, neighbours together; ranges where keys are not all known.
+    """Return the ranges to read again; an empty list if nothing differs. Pure.
 
-    A pure function. An empty list if nothing differs.
+    Each differing key is a range, and neighbours are joined. If not all keys are known, the differing spans
+    are the ranges.
     """
     ranges: list[Bounds]
     if differing.keys and not differing.more:
@@ -61,7 +62,7 @@ def ranges_to_read(differing: Differing, *, whole_numbers: bool) -> list[Bounds]
         ranges = [
             (
                 None if span.start is None else (span.start,),
-                # Up to and with the end: a row more is read, and none is missed.
+                # The end is included: this reads one row too many and misses none.
                 None if span.end is None else (span.end,),
             )
             for span in differing.spans

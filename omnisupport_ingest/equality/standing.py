@@ -1,8 +1,8 @@
-"""Whether a dimension can be compared with its source at an LSN now, and which of its rows cannot.
+"""Decide whether a dimension can be compared with its source at an LSN now, and which of its rows cannot.
 
-A wrong alarm is worse than a late one. So whatever is on its way is waited for, or named: what has not
-landed or is not shown yet, late data, a replay, a snapshot that is being read, a contract that is new. Rows
-that have changed since the LSN, and rows with unresolved columns, are left out on both sides.
+A wrong alarm is worse than a late one. So the check waits for whatever is on its way, or names it: what has
+not landed or is not shown yet, late data, a replay, a snapshot in progress, a new contract. Rows that have
+changed since the LSN, and rows with unresolved columns, are left out on both sides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from omnisupport_ingest.read.dimension_ranges import keys_of_events
 from omnisupport_ingest.wording import agreeing, counted
 
 MOST_LEFT_OUT = 20_000
-"""Rows that may be left out; with more, the rest would say little."""
+"""Rows that may be left out; with more, a comparison of the rest would mean little."""
 
 _LOOK_SECONDS = 0.5
 
@@ -52,14 +52,18 @@ class Comparable:
 
 
 def protected_key(contract: TableContract) -> list[str]:
-    """The columns of the key that a policy for personal data changes. A table with one is never comparable,
-    but row by row (``verify``)."""
+    """Return the key columns that a policy for personal data changes.
+
+    A table with such a column is comparable only row by row (``verify``).
+    """
     return [name for name in contract.key if contract.column(name).pii != KEEP]
 
 
 def comparable(workspace: Workspace, contract: TableContract, lsn: Lsn, deadline: float) -> Comparable:
-    """Wait until the dimension holds everything below ``lsn``, at most until ``deadline`` (monotonic), and
-    hold the version. ``NotComparable``, ``TableIncomplete`` or ``EventsGone`` say why it cannot be compared.
+    """Wait until the dimension holds everything below ``lsn``, and pin its version.
+
+    ``deadline``: on the monotonic clock. Raises ``NotComparable``, ``TableIncomplete`` or ``EventsGone``,
+    which say why it cannot be compared.
     """
     if protected := protected_key(contract):
         raise _not(f"the key {', '.join(protected)} is protected, so its rows have other keys in the lake")
@@ -69,7 +73,7 @@ def comparable(workspace: Workspace, contract: TableContract, lsn: Lsn, deadline
         time.sleep(_LOOK_SECONDS)
     epoch = _epoch(workspace, contract.source)
     version = DimensionVersion.newest(workspace, contract)
-    # After the version is held: a snapshot of the table may have landed meanwhile.
+    # Check this after the version is pinned: a snapshot of the table may have landed meanwhile.
     require_complete(workspace, contract.source, [contract], Position(epoch, lsn, 0))
     since = Sample(None, version.accepted, version.withheld, epoch, lsn.value)
     _, of_the_table = changed_since(contract, since)

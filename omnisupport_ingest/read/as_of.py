@@ -77,13 +77,15 @@ class Reading:
     files: EventFiles
 
     def table(self, spark: SparkSession, contract: TableContract) -> DataFrame:
-        """The state of one table: ``current_type`` rows, softly deleted ones included."""
+        """Return the state of one table: ``current_type`` rows, softly deleted ones included."""
         return self._state(self._folded(spark, contract), contract)
 
     @contextmanager
     def table_folded_once(self, spark: SparkSession, contract: TableContract) -> Iterator[DataFrame]:
-        """``table``, with the folded events kept by Spark meanwhile: the state is made in two jobs, and each
-        would fold the events again."""
+        """Return the state as ``table`` does, and have Spark cache the folded events until the context ends.
+
+        The state is made in two jobs; without the cache each would fold the events again.
+        """
         folded = self._folded(spark, contract).persist()
         try:
             yield self._state(folded, contract)
@@ -109,9 +111,9 @@ def read_as_of(
     *,
     epoch: int | None = None,
 ) -> dict[str, DataFrame]:
-    """The state of tables of one source at one position, by name: ``current_type`` rows.
+    """Return the state of tables of one source at one position, by name: ``current_type`` rows.
 
-    Arguments and errors as of ``open_reading``.
+    Arguments and errors are those of ``open_reading``.
     """
     reading = open_reading(workspace, contracts, at, epoch=epoch)
     return {contract.name: reading.table(spark, contract) for contract in reading.contracts}
@@ -120,12 +122,16 @@ def read_as_of(
 def open_reading(
     workspace: Workspace, contracts: Sequence[TableContract], at: At, *, epoch: int | None = None
 ) -> Reading:
-    """Find the position that ``at`` stands for; it is the same for all ``contracts``, which are of one
+    """Find the position that ``at`` stands for. It is the same for all ``contracts``, which must be of one
     source.
 
-    ``epoch``: of an LSN; None: the newest whose stream reached it. ``CannotRead`` if the arguments do
-    not fit each other; ``TableIncomplete`` if a table has no state there, by name; ``NotTakenIn`` if
-    the lake is behind.
+    Args:
+        epoch: of an LSN; None: the newest epoch whose stream reached it.
+
+    Raises:
+        CannotRead: the arguments do not fit each other.
+        TableIncomplete: a table, which the message names, has no state at the position.
+        NotTakenIn: the lake does not hold all events below the position yet.
     """
     sources = sorted({contract.source for contract in contracts})
     if len(sources) != 1:
@@ -212,7 +218,7 @@ def _below_which(
     if not is_captured(batches):
         return later or _above_all(batches)
     if later is not None:
-        # A transaction is atomic: nothing of the first later one is included.
+        # A transaction is atomic: no part of the first later one is included.
         return Position(later.epoch, later.commit_lsn, min(later.ordinal, 0))
     return _end_of_stream(source, batches, at)
 
@@ -244,7 +250,7 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
 
 
 def _end_of_stream(source: str, batches: Sequence[Manifest], moment: datetime) -> Position:
-    """The end of what has landed; ``TableIncomplete`` if it does not reach to ``moment``."""
+    """Return the end of what has landed. Raises ``TableIncomplete`` if it does not reach to ``moment``."""
     streams = [batch for batch in batches if batch.stream is not None]
     newest = max(streams, key=lambda batch: (batch.epoch, batch.batch_id), default=None)
     mark = newest.arrival.watermark if newest is not None else None
@@ -268,7 +274,7 @@ def _above_all(batches: Sequence[Manifest]) -> Position:
 
 
 def _epoch_at(batches: Sequence[Manifest], lsn: Lsn) -> int:
-    """The newest epoch whose stream has landed at ``lsn``; the newest of all if there is none."""
+    """Return the newest epoch whose stream has landed at ``lsn``; if there is none, the newest of all."""
     streams = [(batch.epoch, batch.stream) for batch in batches if batch.stream is not None]
     reached = [epoch for epoch, span in streams if span.previous_end_lsn <= lsn < span.end_lsn]
     return max(reached or [batch.epoch for batch in batches])

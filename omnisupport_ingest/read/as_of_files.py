@@ -96,7 +96,7 @@ def _counted(name: str, rows: DataFrame) -> TableAsOf:
 
 
 def _counted_in(name: str, files: Sequence[str]) -> TableAsOf:
-    """The same of rows in ``files``."""
+    """Count the rows of the table ``name`` in ``files``."""
     live = gone = unresolved = 0
     for file in files:
         rows = pq.read_table(file, columns=["_cdc_is_deleted", "_cdc_unresolved"], partitioning=None)

@@ -131,7 +131,7 @@ class MovedOn:
         parts = partitions_for(rows_in(events), events.stat().st_size)
         try:
             rows = read_paths(spark, _EVENT_TYPE, [drafts.lend(events)])
-            # Kept meanwhile: the state is made in two jobs, and each would fold the events again.
+            # Cached, because the state is made in two jobs, and each would fold the events again.
             folded = fold_events(rows, self.contract, partitions=parts).persist()
             try:
                 whole = write_frame(current_state(folded, self.contract, partitions=parts), drafts, ())
@@ -142,7 +142,7 @@ class MovedOn:
         return [str(file) for file in sorted(whole.glob("*.parquet"))]
 
     def _keys(self) -> str:
-        """The keys with events, by their parts, and as the events write them."""
+        """SQL: the keys with events, as the parts of the key and as the events write them."""
         since = events_since(self.contract, self.sample, "key")
         return (
             f"SELECT {parts_of('key', self.contract)}, any_value(key) AS key FROM ({since})"
@@ -152,7 +152,7 @@ class MovedOn:
     def _hashes(self) -> str:
         """SQL: a map from hashes of the source's values by former keys to those by the current one.
 
-        A window that is not made again since another key came has the former ones.
+        A window that was not made again since the key changed has hashes by a former key.
         """
         names = [each.name for each in self.contract.columns if each.pii == HASH]
         both = " UNION ".join(
@@ -164,7 +164,7 @@ class MovedOn:
         return f"SELECT map(list(former), list(current)) AS by_former FROM ({both}) WHERE former <> current"
 
     def _events(self) -> str:
-        """The source's rows as rows of a snapshot just below the LSN, and the events at it and above."""
+        """SQL: the source's rows as rows of a snapshot just below the LSN, and the events at it and above."""
         contract, sample = self.contract, self.sample
         parts = ", ".join(f"s.{key_part(i)}" for i in range(len(contract.key)))
         image = ", ".join(f"{named(column.name)} := s.{named(column.name)}" for column in contract.columns)
@@ -200,7 +200,7 @@ class MovedOn:
         in_lake, in_source = "l._cdc_key IS NOT NULL", "f._cdc_key IS NOT NULL"
         both = f"{in_lake} AND {in_source}"
         marked = "false" if mark is None else f"f.{named(mark)} IS NOT NULL"
-        # What a row that has ended shows is not its source's any more.
+        # The source has no ended row any more, so the values of such rows are not compared.
         same_end = f"{both} AND l._cdc_is_deleted = f._cdc_is_deleted"
         at_source = f"{same_end} AND (NOT f._cdc_is_deleted OR {marked})"
         too_few = f"{both} AND l._cdc_is_deleted AND NOT f._cdc_is_deleted"

@@ -49,7 +49,7 @@ class Role(StrEnum):
 class KeyEvent:
     """An accepted event of the table, or one that is in quarantine (``withheld``). Times are timezone-aware.
 
-    ``facts``: what else is known of it (batch, file, transaction, reason), for whoever shows it.
+    ``facts``: what else is known of it (batch, file, transaction, reason), to be shown.
     """
 
     window: str
@@ -68,12 +68,12 @@ class KeyEvent:
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def carried(self) -> Mapping[str, Any]:
-        """The columns that it carried, by name."""
+        """Return the columns that it carried, by name."""
         return with_unsent(read_image(self.after) or {}, self.unchanged, self.before)
 
     def decides(self, table_columns: TableColumns) -> frozenset[str]:
-        """The columns that it may decide: what it carried, and what has a default because the event began
-        a row before the table had the column."""
+        """Return the columns that it may decide: what it carried, and what has a default because the event
+        began a row before the table had the column."""
         names = frozenset(self.carried())
         if self.op in _STARTS and read_image(self.after) is not None:
             names |= {name for name, _ in table_columns.defaults}.difference(self.unchanged or ())
@@ -98,7 +98,7 @@ class Origin:
 
     @property
     def value(self) -> str | None:
-        """The value as text, None for NULL; without a meaning where it is not resolved."""
+        """The value as text; None for NULL. It means nothing if it is not ``resolved``."""
         if self.event is None or not self.resolved:
             return None
         return self.default if self.by_default else self.event.carried().get(self.column)
@@ -121,7 +121,7 @@ class RowOrigins:
     voided: frozenset[Position]
 
     def role(self, event: KeyEvent, column: str) -> Role:
-        """What ``event`` is for ``column``."""
+        """Return what ``event`` is for ``column``."""
         origin = self.columns[column]
         if event.withheld and event.position in self.voided:
             return Role.VOIDED
@@ -143,10 +143,10 @@ class RowOrigins:
 
 
 def origins_of(events: Iterable[KeyEvent], key: str, table_columns: TableColumns) -> RowOrigins | None:
-    """The origins of the row with ``key``; None if the fold has none.
+    """Return the origins of the row with ``key``; None if the fold has no such row.
 
-    ``events``: all of ``key``, all of the keys it had before (``former_keys``), and the table's truncates and
-    snapshot ends, each once, in any order.
+    ``events``: all of ``key``, all of the keys that its row had before (``former_keys``), and the table's
+    truncates and snapshot ends, each once, in any order.
     """
     ordered = _by_rank(events)
     accepted = {(each.position, each.identity) for each in ordered if not each.withheld}
@@ -178,7 +178,7 @@ def origins_of(events: Iterable[KeyEvent], key: str, table_columns: TableColumns
 
 
 def former_keys(events: Iterable[KeyEvent]) -> set[str]:
-    """The keys that rows of ``events`` had before a key change."""
+    """Return the keys that rows of ``events`` had before a key change."""
     return {each.moved_from_key for each in events if each.moved_from_key is not None}
 
 
@@ -213,7 +213,7 @@ def _life(
     ends: TableEnds,
     ended_at: Position | None,
 ) -> dict[str, Any] | None:
-    """The current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
+    """Return the current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
     ``current.lives_type`` with the numbers of deciding events (of ``ordered``) in its columns."""
     number = {id(each): index for index, each in enumerate(ordered)}
     numbered = [(number[id(each)], each) for each in counted if each.key == key and each.op not in _TABLE]
@@ -224,7 +224,7 @@ def _life(
     ]
     if not numbered:
         return None
-    # In the place of a default stands the number of its event too.
+    # A default, too, is replaced by the number of its event.
     numbers = replace(table_columns, defaults=())
     folded = fold_groups(_table(numbered, table_columns).to_batches(), numbers, few=_NO_LIMIT)
     batches = [batch for each in folded for batch in _with_typed_columns(each)]
@@ -296,8 +296,8 @@ def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | 
 
 
 def _table(numbered: Sequence[tuple[int, KeyEvent]], table_columns: TableColumns | None) -> pa.Table:
-    """The events as the fold takes them. With ``table_columns`` each column holds the number of its event;
-    these numbers order events of one position as their content does."""
+    """Return the events as the fold takes them. With ``table_columns`` each column holds the number of its
+    event; these numbers order events of one position as their content does."""
     events = [event for _, event in numbered]
     after: list[str | None] = [event.after for event in events]
     if table_columns is not None:

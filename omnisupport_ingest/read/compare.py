@@ -40,11 +40,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The rows to compare: those whose hashed key is below ``below`` (None: all), but for keys that have
-    events at or above ``from_lsn`` (integer) of ``epoch``: they have moved on.
+    """The rows to compare: those whose hashed key is below ``below`` (None: all).
 
-    ``events`` are the files of the table's accepted events, ``quarantined`` those of the source's
-    quarantine; of neither, no key is left out.
+    Keys with events at or above ``from_lsn`` (integer) of ``epoch`` are left out, because they have changed
+    since. ``events``: files of the table's accepted events. ``quarantined``: files of the source's
+    quarantine. Without any file no key is left out.
     """
 
     below: str | None
@@ -58,11 +58,16 @@ class Sample:
 class Comparison:
     """The outcome for one table.
 
-    ``source_rows`` of the source were compared, ``current_rows`` and ``deleted_rows`` are those of the
-    lake, ``unresolved`` its live rows with a column whose value is not known. ``skipped``: keys that
-    were left out because they have changed since. ``miscounted``: live rows of the source less those
-    of the lake, None where rows were not counted. ``forwarded``: keys that have changed since, whose rows
-    were compared with those of the source after these changes.
+    Attributes:
+        source_rows: rows of the source that were compared.
+        current_rows: live rows of the lake.
+        deleted_rows: deleted rows of the lake.
+        unresolved: live rows of the lake with a column whose value is not known.
+        differences: keys whose rows differ.
+        examples: the first of these keys.
+        skipped: keys that were left out because they have changed since.
+        miscounted: live rows of the source minus those of the lake; None if rows were not counted.
+        forwarded: keys that have changed since, whose rows were compared after these changes.
     """
 
     source_rows: int
@@ -137,9 +142,9 @@ def compare(
 
 
 def changed_since(contract: TableContract, sample: Sample) -> tuple[int, int]:
-    """How many events of the table stand at or above the sample's LSN: with a key, and without one.
+    """Return how many events of the table lie at or above the sample's LSN: with a key, and without one.
 
-    One without a key (a truncate, the boundary of a snapshot) is about every row.
+    An event without a key (a truncate, a snapshot end) may change every row.
     """
     with duckdb.connect() as connection:
         row = connection.execute(
@@ -150,8 +155,10 @@ def changed_since(contract: TableContract, sample: Sample) -> tuple[int, int]:
 
 
 def events_since(contract: TableContract, sample: Sample, columns: str, *, withheld: bool = False) -> str:
-    """SQL: ``columns`` of the table's events at or above the sample's LSN; with ``withheld`` a column of that
-    name more, which tells the quarantined ones."""
+    """SQL: ``columns`` of the table's events at or above the sample's LSN.
+
+    ``withheld``: add a boolean column of this name, which is true for events in quarantine.
+    """
     since = (
         f"(epoch > {sample.epoch} OR (epoch = {sample.epoch} AND commit_lsn >= {sample.from_lsn}))"
         f" AND source_schema = {text(contract.schema)}"

@@ -36,8 +36,8 @@ from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.storage import at_hand
 
 INSERT, UPDATE, DELETE, PURGE = "insert", "update", "delete", "purge"
-"""Kinds of changes: a row that was not there or lives again, another state of it, its soft delete, and a
-deleted row that the dimension shows no more."""
+"""Kinds of changes: a row that is new or lives again, another state of a row, its soft delete, and a
+deleted row that the dimension no longer shows."""
 
 UNRESOLVED, _EXACT = "_cdc_unresolved", "_cdc_exact"
 _HIDDEN = ("_cdc_state",)
@@ -45,11 +45,15 @@ _HIDDEN = ("_cdc_state",)
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """One row in one version. ``row``: its columns afterwards, before it where it was purged; ``before``:
-    those columns of the contract that had another value, with that value. ``at``: when it was committed.
+    """The change of one row in one version.
 
-    ``unresolved_before``: columns that changed and whose value was not known. ``hidden``: columns that have
-    or had a value which must not be shown any more; they lack in ``row``, in ``before``, or in both.
+    Attributes:
+        at: when the version was committed.
+        row: the columns after the change; before it, if the row was purged.
+        before: the contract's columns that had another value, with that value.
+        unresolved_before: columns that changed and had no known value before.
+        hidden: columns that have or had a value which must not be shown any more. They are missing in
+            ``row``, in ``before``, or in both.
     """
 
     version: int
@@ -68,8 +72,8 @@ class RowChange:
         return frozenset(self.row.get(UNRESOLVED) or ())
 
     def value(self, column: str) -> Any:
-        """The value afterwards, as text where the column's type cannot hold it; None for NULL and where it
-        is not known."""
+        """Return the value after the change, as text if the column's type cannot hold it; None for NULL
+        and for an unknown value."""
         return _value(self.row, column)
 
 
@@ -80,7 +84,7 @@ def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
 
 
 def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
-    """The last ``count`` changes, the oldest first; fewer where the files of older versions are gone."""
+    """Return the last ``count`` changes, the oldest first; fewer if the files of older versions are gone."""
     newest = newest_version(workspace, contract)
     last: list[RowChange] = []
     version = newest or 0
@@ -96,9 +100,9 @@ def last_changes(workspace: Workspace, contract: TableContract, count: int) -> l
 def changes_of(
     workspace: Workspace, contract: TableContract, version: int, *, most: int | None = None
 ) -> list[RowChange] | None:
-    """The changes of one version, by position; None if its log entry or a file of it is gone.
+    """Return the changes of one version, by position; None if its log entry or one of its files is gone.
 
-    ``most``: no more than so many, those with the highest positions.
+    ``most``: return at most so many, those with the highest positions.
     """
     table = workspace.dimension(contract)
     try:
@@ -147,7 +151,7 @@ def _snapshot(table: LakeTable, version: int) -> TableSnapshot | None:
 
 
 def _protected(contract: TableContract, snapshot: TableSnapshot | None) -> frozenset[str]:
-    """The columns with a policy, unless the version was made by the contract in force."""
+    """Return the columns with a policy, unless the version was made by the contract in force."""
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
     if state is not None and set(of_contract(contract)) <= set(state.versions):
         return frozenset()
@@ -257,7 +261,8 @@ _ORDER = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal", "_cdc_key")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[LakeFile]) -> str:
-    """A view of the rows in ``files``; without any, an empty one of the columns that are asked for."""
+    """Create the view ``name`` of the rows in ``files``; without files, an empty table with the columns
+    that are read. Return its name."""
     if files:
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {live_sql(connection, files)}")

@@ -51,10 +51,10 @@ ROWS_BETWEEN_CUTS = 8192
 
 
 class DimensionRanges:
-    """The rows of one dimension that the source has, by what the lake knows; as a context."""
+    """The rows of one dimension that the source has, as far as the lake knows. Use it as a context."""
 
     def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], scratch: Path) -> None:
-        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
+        """``files``: of the dimension. ``scratch``: a folder for what does not fit into memory."""
         self._contract, self._files = contract, tuple(files)
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")
@@ -95,7 +95,8 @@ class DimensionRanges:
         """Return values of the first key column, ascending, with about ``ROWS_BETWEEN_CUTS`` rows between
         two.
 
-        The files are ordered by key, so every so-many-th row of each is taken. A dead one cuts as well.
+        The files are ordered by key, so this takes every ``ROWS_BETWEEN_CUTS``-th row of each file, even if a
+        deletion vector hides the row.
         """
         if not self._files:
             return []
@@ -108,8 +109,8 @@ class DimensionRanges:
         return [str(key) for (key,) in self._connection.execute(query).fetchall()]
 
     def files_between(self, cuts: Sequence[str]) -> list[frozenset[int]]:
-        """Return the numbers of the files that hold rows of each range between ``cuts``, which rise; dead
-        rows count."""
+        """Return, for each range between the ascending ``cuts``, the numbers of the files that hold rows
+        of it. Rows that a deletion vector hides count too."""
         found: list[set[int]] = [set() for _ in range(len(cuts) + 1)]
         if not self._files:
             return [frozenset() for _ in found]
@@ -134,8 +135,8 @@ class DimensionRanges:
     def names_of(self, numbers: Collection[int]) -> str:
         """Return a hash that names the files of these numbers as they are now.
 
-        Their size and time of change are in it, where the storage has them: a file is never written over by
-        us, and somebody else may.
+        It includes their size and time of change, where the storage has them: we never overwrite a file, but
+        somebody else may.
         """
         names = sorted(_name(self._files[number]) for number in numbers)
         return hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -158,11 +159,11 @@ class DimensionRanges:
         return [str(key) for (key,) in keys if str(key) != span.start]
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
-        """The checksum of each range between ``cuts``, which rise, of rows in one of ``spans``.
+        """Return the checksum of each range between the ascending ``cuts``, of rows in one of ``spans``.
 
-        The first range lies below all cuts, the next one begins with the first cut.
+        The first range lies below all cuts; each other range begins with its cut.
         """
-        # Numbers before the join, which sorts: they take a third of the space of digests.
+        # Make the numbers before the join, which sorts: they take a third of the space of digests.
         rows = self._hashed(f"{first_key(self._contract)} AS k", spans)
         numbers = f"{row_number('digest', 1)} AS first, {row_number('digest', 2)} AS second"
         rows = f"SELECT k, {numbers} FROM ({rows})"
@@ -184,7 +185,7 @@ class DimensionRanges:
         return checksums
 
     def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
-        """The numbers of every row in ``spans``, by its key."""
+        """Return the numbers of every row in ``spans``, by its key."""
         numbers = ", ".join(row_number("digest", number) for number in (1, 2))
         parts = ", ".join(self._parts)
         query = f"SELECT {parts}, {numbers} FROM ({self._hashed(parts, spans)})"
@@ -193,8 +194,12 @@ class DimensionRanges:
         return {tuple(key): (first, second) for *key, first, second in rows}
 
     def same_rows(self, rows: Path) -> set[Key]:
-        """The keys of rows of the source in the file ``rows`` (``write_text_rows``) that the lake has with
-        equal values. A value has another text here now and then, and so another checksum."""
+        """Return the keys of rows in the file ``rows`` of the source (``write_text_rows``) that the lake has
+        with equal values.
+
+        The lake writes some values with another text than the source, and so has another checksum of equal
+        rows.
+        """
         contract = self._contract
         parts = ", ".join(f"s.{part}" for part in self._parts)
         alike = [equal(column) for column in checked_columns(contract)]
@@ -218,7 +223,8 @@ class DimensionRanges:
 
     def _there(self, spans: Sequence[KeySpan]) -> str:
         is_alive = "NOT l._cdc_is_deleted" if living_alone(self._contract) else is_at_source(self._contract)
-        # A row that is not known for certain has perhaps no key that could be left out.
+        # A row with unresolved values may have no known key by which it could be left out, so it is left out
+        # here.
         conditions = [self._within(spans), is_alive, "len(l._cdc_unresolved) = 0"]
         if self._leaves_out:
             same = " AND ".join(f"o.{part} = l.{part}" for part in self._parts)
@@ -257,7 +263,7 @@ def _name(file: LakeFile | str) -> str:
 
 
 def keys_of_events(contract: TableContract, events: str, most: int) -> list[Key]:
-    """The keys of ``events`` (SQL with a column ``key``, JSON arrays), once each, at most ``most``."""
+    """Return the distinct keys of ``events`` (SQL with a column ``key``, JSON arrays), at most ``most``."""
     with duckdb.connect() as connection:
         rows = connection.execute(
             f"SELECT DISTINCT key FROM ({events}) WHERE key IS NOT NULL LIMIT {most}"

@@ -1,4 +1,4 @@
-"""The rows of dimensions at fixed versions, to find the rows that differ at the source by now."""
+"""Compare dimensions at fixed versions with rows of the source, to find the rows that differ now."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class LakeBehind(IngestError):
 
 
 class DimensionRows:
-    """The rows of one table, compared with rows of the source one file at a time; as a context.
+    """Compares the rows of one table with rows of the source, one file at a time. Use it as a context.
 
-    Which rows of the lake were met is remembered: what no file had is gone from the source.
+    It records which rows of the lake were met. A row that no file had is gone from the source.
     """
 
     def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], scratch: Path) -> None:
-        """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
+        """``files``: of the dimension. ``scratch``: a folder for what does not fit into memory."""
         self._contract, self._scratch = contract, scratch
         self._connection = duckdb.connect(str(scratch / "met.duckdb"))
         self._connection.execute("SET TimeZone = 'UTC'")
@@ -59,11 +59,11 @@ class DimensionRows:
         return self._scratch
 
     def same(self, rows: Path) -> bool:
-        """Return whether the lake has every source row in the file ``rows`` (``write_text_rows``), value by
-        value.
+        """Return whether the lake has every source row in the file ``rows`` (``write_text_rows``) with equal
+        values in the contract's columns.
 
-        Of the contract's columns. A row that the lake does not know for certain is not the same; nor is any
-        of a table whose values a policy has changed: what the lake has cannot tell that nothing else did.
+        A row with an unresolved value is not equal. If a policy has changed values of the table, no row is:
+        the lake cannot show that nothing else has changed.
         """
         contract = self._contract
         differs = [
@@ -88,9 +88,9 @@ class DimensionRows:
         self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
     ) -> bool:
         """Return whether the rows with keys above ``start`` up to ``end`` (inclusive) certainly have
-        ``checksum``.
+        ``checksum``. If so, they count as met.
 
-        ``by``: the columns that the bounds are values of; None: open. Such rows count as met.
+        ``by``: the columns to which the bounds belong. A bound of None is open.
         """
         contract = self._contract
         condition = f"{in_range(contract, by, start, end)} AND {is_at_source(contract)}"
@@ -107,7 +107,7 @@ class DimensionRows:
         return True
 
     def unmet(self) -> list[str]:
-        """Return the keys (JSON arrays), in order, of rows that are or may be alive and that no file had."""
+        """Return the keys (JSON arrays), in order, of rows that no file had and that are alive or may be."""
         rows = self._connection.execute(
             "SELECT _cdc_key FROM lake l WHERE (NOT _cdc_is_deleted OR len(_cdc_unresolved) > 0)"
             " AND NOT EXISTS (SELECT 1 FROM met WHERE met.key = l._cdc_key) ORDER BY _cdc_key"
@@ -126,13 +126,13 @@ class PinnedDimensions:
         self._files: dict[str, tuple[LakeFile, ...]] = {}
 
     def pin(self) -> None:
-        """Hold the tables as they are now. ``LakeBehind`` if what landed is not all in them.
+        """Fix the versions of the tables. Raises ``LakeBehind`` if they do not hold all that has landed.
 
-        To be called where nothing lands meanwhile, and nobody else repairs.
+        Call it while nothing lands and nobody else repairs.
         """
         workspace, source = self._workspace, self._workspace.settings.source
         for folder in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
-            # Of a repair that was killed: it holds rows of the source.
+            # A killed repair left it, with rows of the source.
             # No failpoint: scratch files, which the next command removes if this process is killed.
             shutil.rmtree(folder, ignore_errors=True)
         pending = pending_windows(workspace.merging_at_once(), source)
@@ -154,7 +154,7 @@ class PinnedDimensions:
 
     @contextmanager
     def rows(self, contract: TableContract) -> Iterator[DimensionRows]:
-        """The rows of one table, as ``pin`` found it."""
+        """Return the rows of one table, at the version that ``pin`` fixed."""
         own = f"{_SCRATCH}{contract.source}-"
         # No failpoint: scratch files, which the next command removes if this process is killed.
         with TemporaryDirectory(prefix=own, dir=self._workspace.home.run) as scratch:

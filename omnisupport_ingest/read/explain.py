@@ -58,8 +58,11 @@ class NothingToExplain(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """An event of the key in raw that counts no more: a copy of one at ``position`` that is kept
-    (``duplicate``), or one that is not judged yet. ``copies``: of so many events in one batch."""
+    """An event of the key in raw that does not count.
+
+    ``duplicate``: it is a copy of the event that is kept at ``position``; otherwise it is not judged yet.
+    ``copies``: how many such events the batch has.
+    """
 
     position: tuple[int, int, int]
     window: str
@@ -71,8 +74,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What landing has of a batch: its data files (none where landing has it no more), and the input file it
-    came from, if any."""
+    """What landing has of a batch: its data files (none if landing no longer has it), and the input file
+    it came from, if any."""
 
     batch: str
     files: tuple[DataFile, ...]
@@ -80,7 +83,7 @@ class Landed:
     origin: str | None
 
     def file_of(self, event: KeyEvent) -> str | None:
-        """The data file of an event of the batch; None where landing has it no more."""
+        """Return the data file of an event of the batch; None if landing no longer has it."""
         inside = (each.path for each in self.files if _holds(each, event))
         return next(inside, None)
 
@@ -127,7 +130,8 @@ class Explanation:
 
     @property
     def marked(self) -> Origin | None:
-        """The soft-delete column where the source has set it: the row counts as deleted, and is there."""
+        """Origin of the soft-delete column, if the source has set it: then the row counts as deleted, but
+        it exists."""
         mark = self.contract.soft_delete_column
         if self.origins is None or mark is None or self.origins.ended_by is not None:
             return None
@@ -135,14 +139,14 @@ class Explanation:
         return origin if origin is not None and origin.resolved and origin.value is not None else None
 
     def ref(self, event: KeyEvent) -> EventRef:
-        """The name that the event has in `quarantine`."""
+        """Return the reference by which `quarantine` names the event."""
         return EventRef.of(*event.position, event.facts["event_hash"])
 
 
 def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanation:
     """Look up everything that is known of ``key``, as events have it (a JSON array of texts).
 
-    ``NothingToExplain`` if neither raw nor a later layer has an event of it.
+    Raises ``NothingToExplain`` if neither raw nor a later layer has an event of it.
     """
     files = EventFiles.newest(workspace, contract.source)
     events = _events(files, contract, key) if files is not None else []
@@ -183,7 +187,8 @@ def _has_row(events: Iterable[KeyEvent], key: str) -> bool:
 
 
 def _events(files: EventFiles, contract: TableContract, key: str) -> list[KeyEvent]:
-    """Every event of ``key`` and of the keys its row had before, and the table's truncates and ends."""
+    """Return every event of ``key`` and of the keys its row had before, and the table's truncates and
+    ends."""
     events: list[KeyEvent] = []
     wanted, known = {key}, set[str]()
     where: Any = pc.field("op").isin(["t", "b"])
@@ -239,7 +244,7 @@ def _event(file: LakeFile, row: Mapping[str, Any], quarantine: Mapping[str, Any]
 def _waiting(
     workspace: Workspace, contract: TableContract, files: EventFiles | None
 ) -> dict[str, frozenset[str]]:
-    """Landed batches with events of the table that were not judged yet, by window."""
+    """Return the landed batches with events of the table that are not judged yet, by window."""
     store = workspace.landing(contract.source)
     landed, waiting = store.landed(), {}
     for window in store.windows():
@@ -258,7 +263,7 @@ def _raw_rows(
     events: Sequence[KeyEvent],
     windows: Iterable[str],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Window and columns ``_IN_RAW`` of what raw holds of ``key``, and at the positions of ``events``."""
+    """Yield window and columns ``_IN_RAW`` of all raw rows of ``key``, or at the positions of ``events``."""
     raw = workspace.raw(contract.source).look()
     # A copy has the position of the accepted event, even if a policy for personal data changed its key.
     where = pc.field("commit_lsn").isin(sorted({each.position[1] for each in events}))
@@ -273,7 +278,8 @@ def _raw_rows(
 def copies_of(
     key: str, events: Iterable[KeyEvent], raw: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> tuple[Copy, ...]:
-    """What raw holds of ``key`` beside ``events``: copies of them, and what is not judged yet.
+    """Return the rows of ``key`` in raw besides ``events``: copies of them, and events that are not judged
+    yet.
 
     ``raw``: windows and rows with the columns ``_IN_RAW``, in any order.
     """

@@ -62,8 +62,8 @@ class ExportFailed(IngestError):
 class Exported:
     """What was written. ``cursor`` is the last event of the table that is in it.
 
-    ``pending_batches`` counts what had landed before and is not in it. If that is none, the file is
-    complete up to ``complete_to``, the end of the landed WAL (None where it came by files alone).
+    ``pending_batches``: batches that had landed before and are not in the file. If there is none, the file is
+    complete up to ``complete_to``, the end of the landed WAL (None if everything came as files).
     ``unresolved``: rows that have a value which is not known.
     """
 
@@ -84,9 +84,9 @@ def export(
 ) -> Exported:
     """Write the current state of ``contract`` to ``path``, which only its owner can read.
 
-    The file is complete or not there: it is written under another name and renamed, and takes the
-    place of a file of that name. With ``deleted`` the softly deleted rows are in it too, told apart
-    by ``_cdc_is_deleted``. ``NoDimension`` if there is nothing to write.
+    The file is complete or not there: it is written under another name and renamed, and replaces a file of
+    that name. With ``deleted`` it includes the softly deleted rows, marked by ``_cdc_is_deleted``. Raises
+    ``NoDimension`` if there is nothing to write.
     """
     # Before the table is opened, so that what is read afterwards is at least as complete.
     behind = _progress(workspace, contract)
@@ -146,7 +146,7 @@ def write_file(
             f"{Path(paths[0]).parent if paths else 'there are none'}.",
         ) from error
     except duckdb.Error as error:
-        # Its message stays out of ours: it may contain a value of a row.
+        # Do not quote DuckDB's message: it may contain a value of a row.
         raise ExportFailed(
             f"{contract.source}.{contract.name} could not be exported: a file of the lake is damaged, or has "
             f"other columns than the table ({type(error).__name__}).",
@@ -158,7 +158,7 @@ def write_file(
 
 
 def _require_files(contract: TableContract, files: Sequence[str]) -> None:
-    """``ExportFailed`` unless each of ``files`` is a file: DuckDB would wait for a pipe."""
+    """Raise ``ExportFailed`` unless each of ``files`` is a regular file: DuckDB would wait for a pipe."""
     for file in map(Path, files):
         try:
             require_file(file)
@@ -210,7 +210,7 @@ def write_rows(
         connection.execute(f"CREATE VIEW lake AS {_rows(connection, contract, files)}")
         _require_columns(connection, contract)
         columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]
-        # Without a bar of its own: only what it knows of its progress.
+        # DuckDB draws no progress bar of its own; we only read its progress.
         connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
         progress.reached(f"writing {contract.name}", lambda: connection.query_progress() / 100)
         # DuckDB's own temporary file would be readable by other users.
@@ -260,7 +260,7 @@ def _value(column: Column, form: Format) -> str:
 
 
 def _as_json(column: Column, text: str) -> str:
-    """A JSON value: a number or a boolean where nothing is lost by it, else text."""
+    """Return SQL for a JSON value: a number or a boolean if that loses nothing, else a text."""
     name, exact = named(column.name), f"_cdc_exact[{literal(column.name)}]"
     either = f"CASE WHEN {exact} IS NULL THEN to_json({name}) ELSE to_json({exact}) END"
     if column.type.kind in (Kind.BOOLEAN, Kind.SHORT, Kind.INTEGER, Kind.LONG):

@@ -25,11 +25,14 @@ FRESH_WITHIN = timedelta(minutes=15)
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """``complete_to`` (UTC): the table shows what was committed before; of deliveries of files and chunks
-    of snapshots, what landed before. None where nothing of a stream has landed, and nothing waits.
+    """How far a dimension is behind its source.
 
-    ``landed_to``: the landed watermark. ``unshown_batches``: landed batches with events of the table that
-    it does not show.
+    Attributes:
+        complete_to: UTC. The table shows all changes of the log that were committed before, and all delivered
+            files and snapshot chunks that landed before. None: nothing of a stream has landed, and nothing
+            waits.
+        landed_to: the landed watermark.
+        unshown_batches: landed batches with events of the table that it does not show.
     """
 
     complete_to: datetime | None
@@ -37,12 +40,13 @@ class Freshness:
     unshown_batches: int
 
     def lag_seconds(self, now: datetime) -> float | None:
-        """How far the table is behind ``now`` (timezone-aware), None where nothing can be behind."""
+        """Return by how many seconds the table is behind ``now`` (timezone-aware); None if nothing can be
+        behind."""
         return None if self.complete_to is None else round((now - self.complete_to).total_seconds(), 1)
 
     @property
     def behind_landing_seconds(self) -> float | None:
-        """How far the table is behind what has landed, None without a watermark."""
+        """Seconds by which the table is behind what has landed; None without a watermark."""
         if self.complete_to is None or self.landed_to is None:
             return None
         return max(0.0, round((self.landed_to - self.complete_to).total_seconds(), 1))
@@ -56,10 +60,10 @@ def freshness(
     landed: Landed,
     windows: Collection[str] | None = None,
 ) -> Freshness:
-    """The freshness of the dimension of ``contract``.
+    """Return the freshness of the dimension of ``contract``.
 
-    ``net_changes`` and ``dimension``: None where they are not there. ``landed``: in ``landing``. ``windows``:
-    those in which the net changes may lack a batch; null: any.
+    ``net_changes``, ``dimension``: None if they do not exist. ``landed``: what has landed in ``landing``.
+    ``windows``: those in which the net changes may lack a batch; None: any.
     """
     shown = Shown.of(net_changes, dimension)
     unshown = {
@@ -87,11 +91,16 @@ def _before(part: LandedPart, landing: LandingStore) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """What a contract promises of a table and how it stands now; ``kept``: None where nothing can be behind.
+    """What a contract promises of a table, and how it stands now.
 
-    ``within`` seconds behind the clock are allowed and ``lag`` is how far it is; ``verified_within`` seconds
-    ago it must have been found equal to its source, ``verified_ago`` it was (None: not asked, never).
-    ``by_contract``: the contract says it, and it is no default. ``broken``: why it is not kept.
+    Attributes:
+        by_contract: the contract says it; otherwise it is the default.
+        within: seconds that the table may be behind the clock.
+        lag: seconds that it is behind; None if nothing can be behind.
+        verified_within: how many seconds ago, at most, it must have been found equal to its source; None: not
+            required.
+        verified_ago: how many seconds ago it was found equal; None: never.
+        broken: why the service level is not kept, in words; empty if it is kept.
     """
 
     by_contract: bool
@@ -109,11 +118,11 @@ class ServiceLevel:
 def service_level(
     contract: TableContract, freshness: Freshness, verified: Verified | None, now: datetime
 ) -> ServiceLevel:
-    """The service level of a dimension at ``now`` (timezone-aware).
+    """Return the service level of a dimension at ``now`` (timezone-aware).
 
-    It is of what people read. ``freshness`` moves with the log of the source alone, so a replay or a
-    backfill of old windows makes no table fresher. Where net changes may wait for their merge, that time is
-    added.
+    It is about what people read. ``freshness`` advances with the log of the source alone, so a replay or a
+    backfill of old windows makes no table fresher. If net changes may wait for their merge, the allowed lag
+    is longer by that time.
     """
     promise = contract.quality.freshness
     within, _ = allowed_lag(contract)
@@ -139,7 +148,7 @@ def service_level(
 
 
 def allowed_lag(contract: TableContract) -> tuple[timedelta, bool]:
-    """How far the dimension may be behind the clock, and whether its contract says so."""
+    """Return how far the dimension may be behind the clock, and whether its contract says so."""
     promise = contract.quality.freshness
     by_contract = promise is not None and promise.max_lag is not None
     within = promise.max_lag if promise is not None and promise.max_lag is not None else FRESH_WITHIN
@@ -148,7 +157,7 @@ def allowed_lag(contract: TableContract) -> tuple[timedelta, bool]:
 
 
 def in_words(seconds: float) -> str:
-    """A length of time for people: ``45 seconds``, ``3 minutes``."""
+    """Return a length of time for people: ``45 seconds``, ``3 minutes``."""
     for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}s"
@@ -156,7 +165,7 @@ def in_words(seconds: float) -> str:
 
 
 def verified_in_words(verified: Verified | None, now: datetime) -> str | None:
-    """What is known of a table and its source, as one sentence; None if it was never checked."""
+    """Return what is known of a table and its source, as one sentence; None if it was never checked."""
     if verified is None:
         return None
     through = verified.through

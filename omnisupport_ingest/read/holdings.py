@@ -1,7 +1,7 @@
-"""Counts personal values in files: of landing and raw, and of the tables downstream.
+"""Count personal values in files: of landing and raw, and of the tables downstream.
 
-What is looked for, the callers say (``subject_traces``, ``row_cells``); here is which files there are, and
-how one that is still being written, or is gone meanwhile, counts.
+The callers (``subject_traces``, ``row_cells``) say what to look for. This module knows which files there are,
+and how to count a file that is still being written or vanishes meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def held_files(table: LakeTable) -> Iterator[tuple[str, Path]]:
     """Yield the files of the newest version: the path in the table, and where it can be opened."""
     snapshot = table.look()
     for file in snapshot.all_files() if snapshot is not None else ():
-        # What a deletion vector hides is in the file all the same.
+        # Rows that a deletion vector hides are still in the file.
         yield file.path, Path(file.stored)
 
 
@@ -60,7 +60,7 @@ def left_over_files(table: LakeTable) -> Iterator[tuple[str, Path]]:
 
 
 def files_of_table(files: Iterable[tuple[str, Path]], contract: TableContract) -> Iterator[tuple[str, Path]]:
-    """Those of ``files`` with events whose partition is that of the table, or of none."""
+    """Yield those of ``files`` with events in the partition of the table, or without such a partition."""
     for path, file in files:
         folders = dict(part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part)
         if unquote(folders.get("source_table", contract.table)) == contract.table:
@@ -75,8 +75,11 @@ def count_cells(
     *,
     may_vanish: bool,
 ) -> list[Holding]:
-    """Return the ``files`` of ``table`` in which ``count_in`` finds cells. ``may_vanish``: no version of the
-    table names them, so one may be gone, or not whole yet."""
+    """Return those ``files`` of ``table`` in which ``count_in`` finds cells.
+
+    ``may_vanish``: no version of the table names the files, so one may be gone or incomplete. An incomplete
+    file counts as one cell.
+    """
     found, home = [], workspace.home.path
     for _, file in files:
         try:
@@ -95,7 +98,7 @@ def _count(file: Path, count_in: Callable[[Path], int], *, may_be_draft: bool) -
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowInvalid, KeyError):
-        # Not whole yet, or a task's own, of another form.
+        # The file is incomplete, or a task wrote it for itself with other columns.
         if not may_be_draft:
             raise
         return 1

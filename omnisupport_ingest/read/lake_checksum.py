@@ -13,19 +13,19 @@ Bound = Sequence[str] | None
 
 
 def checksum_columns(contract: TableContract) -> str:
-    """The three columns of a ``RowChecksum``, as texts."""
+    """SQL: the three columns of a ``RowChecksum``, as texts."""
     digest = row_digest(contract.columns)
     sums = (f"coalesce(sum({row_number(digest, number)}::HUGEINT), 0)::VARCHAR" for number in (1, 2))
     return f"count(*)::VARCHAR, {', '.join(sums)}"
 
 
 def row_digest(columns: Sequence[Column]) -> str:
-    """The SHA-256 of the text of a row, in hexadecimal digits."""
+    """SQL: the SHA-256 of the text of a row, in hexadecimal digits."""
     return f"sha256({' || '.join(_part(column) for column in columns)})"
 
 
 def row_number(digest: str, number: int) -> str:
-    """The first or second number of a row with ``digest``."""
+    """SQL: the first or second number of a row with ``digest``."""
     return f"('0x' || substr({digest}, {1 + (number - 1) * DIGITS}, {DIGITS}))::BIGINT"
 
 
@@ -42,9 +42,9 @@ def first_key(contract: TableContract) -> str:
 
 
 def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Bound) -> str:
-    """Whether a row lies above ``start``, up to and with ``end``, in the order of the lake's types.
+    """SQL: whether a row lies above ``start`` and not above ``end``, in the order of the lake's types.
 
-    Where the server orders keys in another way, the rows are others than its own.
+    If the server orders keys in another way, the range has other rows there.
     """
     columns = {column.name: column for column in contract.columns}
     key_columns = f"({', '.join(f'l.{named(name)}' for name in by)})"
@@ -57,10 +57,11 @@ def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Boun
 
 
 def is_at_source(contract: TableContract) -> str:
-    """Whether the source has the row, by what the lake knows: one that is only marked as deleted is there.
+    """SQL: whether the source has the row, as far as the lake knows. A row that is only marked as deleted
+    exists.
 
-    A row that was marked and is gone since keeps its mark: it was deleted by an event of its own, or, with
-    the whole table, at another time than the mark tells.
+    A marked row that was deleted later keeps its mark. Its last event shows that it is gone: a delete of its
+    own, or, if the whole table was emptied, a time of deletion that is not the mark's.
     """
     mark = contract.soft_delete_column
     if mark is None:
@@ -68,7 +69,7 @@ def is_at_source(contract: TableContract) -> str:
     value, marked_at = f"l.{named(mark)}", "l._cdc_updated_at"
     if contract.column(mark).type.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
         marked_at = f"coalesce({value}, {marked_at})"
-    # A mark that its typed column cannot hold stands as exact text.
+    # The exact text holds a mark that the typed column cannot hold.
     marked = f"coalesce({value}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
     alive_at_source = f"l._cdc_op IS DISTINCT FROM 'd' AND l._cdc_deleted_at IS NOT DISTINCT FROM {marked_at}"
     return f"(NOT l._cdc_is_deleted OR ({marked} AND {alive_at_source}))"
@@ -84,7 +85,7 @@ def _value(column: Column, value: str) -> str:
 def _part(column: Column) -> str:
     value, exact = f"l.{named(column.name)}", f"l._cdc_exact[{text(column.name)}]"
     shown = _text(column, value)
-    # Looking into a map costs more than the rest; such a value never stands there.
+    # Reading the map of exact texts costs more than all else, so skip it for columns that always fit.
     if not column.always_fits:
         shown = f"coalesce({exact}, {shown})"
     return f"CASE WHEN {shown} IS NULL THEN 'N' ELSE strlen({shown}) || ':' || {shown} END"

@@ -28,7 +28,7 @@ _MEMORY = "512MB"
 
 
 class Bounds(Protocol):
-    """Keys above ``start``, up to and with ``end``: the texts of the key's columns, null: open."""
+    """Keys above ``start`` and not above ``end``, each as the texts of the key's columns; None: open."""
 
     @property
     def start(self) -> tuple[str, ...] | None: ...
@@ -38,10 +38,10 @@ class Bounds(Protocol):
 
 
 class DimensionKeys:
-    """The keys of the rows of one dimension that the source has, by what the lake knows."""
+    """The keys of the rows of one dimension that the source has, as far as the lake knows."""
 
     def __init__(self, contract: TableContract, files: Sequence[LakeFile | str]) -> None:
-        """``files``: of the dimension. They are read when something is first asked."""
+        """``files``: of the dimension. The first query reads them."""
         self._contract, self._files = contract, files
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
@@ -93,7 +93,7 @@ class DimensionKeys:
         return [tuple(each) for each in rows]
 
     def ordinals(self, bounds: Bounds, /) -> Mapping[str, int]:
-        """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
+        """Return the keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
         query = f"SELECT _cdc_key, _cdc_ordinal FROM alive WHERE {self._within(bounds)}"
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         return dict(self._connection.execute(query).fetchall())
@@ -133,9 +133,10 @@ def _part(number: int) -> str:
 
 
 def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys]:
-    """The keys of every table of ``source``, by ``schema.table``; ``LakeBehind`` if the lake is behind.
+    """Return the keys of every table of ``source``, by ``schema.table``. Raises ``LakeBehind`` if the lake is
+    behind.
 
-    To be called where nothing lands meanwhile.
+    Call it while nothing lands.
     """
     pending = pending_windows(workspace.merging_at_once(), source)
     if not pending.nothing:

@@ -45,9 +45,9 @@ class Verdict(StrEnum):
 class EpochAccount:
     """One epoch: the part of the log that landed without a gap, and what is known to be missing.
 
-    ``start`` and ``end`` are None where the source has no log, or nothing of it has landed. ``gap`` holds
-    back what landed behind it. ``accepted``: what a person accepted as lost before the epoch. ``proved`` is
-    how often, after a crash, batches that were durable and not confirmed were sent again and recognized.
+    ``start`` and ``end`` are None if the source has no log, or if nothing of it has landed. ``gap`` holds
+    back what landed behind it. ``accepted``: what a person accepted as lost before the epoch. ``proved``: how
+    often, after a crash, batches that were durable but not confirmed were sent again and recognized.
     """
 
     number: int
@@ -77,10 +77,11 @@ class OffsetsGone:
 
 @dataclass(frozen=True, slots=True)
 class LossAccount:
-    """The account of one source. ``incomplete``: tables whose state never existed at the source.
+    """The account of one source.
 
-    ``withheld``: events in quarantine by the state of their review. ``slot_problem``: why the server can not
-    send what comes next, None if it can or was not asked.
+    ``incomplete``: tables whose state never existed at the source. ``withheld``: events in quarantine by the
+    state of their review. ``slot_problem``: why the server cannot send what comes next; None if it can, or if
+    nobody checked.
     """
 
     source: str
@@ -166,7 +167,7 @@ def loss_account(
     withheld: Mapping[str, int],
     slot_problem: str | None = None,
 ) -> LossAccount:
-    """The account of ``source``; errors as of reading landing.
+    """Return the account of ``source``. Raises the errors of reading landing.
 
     ``withheld``: events in quarantine by the state of their review.
     """
@@ -207,7 +208,7 @@ def _epoch(
 
 
 def _incomplete(contracts: Sequence[TableContract], store: LandingStore, epoch: int) -> Iterator[Incomplete]:
-    """The tables of a captured source whose newest state is incomplete."""
+    """Yield the tables of a captured source whose newest state is incomplete."""
     landed = store.landed()
     if not landed.captured:
         return

@@ -40,11 +40,11 @@ from omnisupport_ingest.read.verified import Verified, verified_of
 
 @dataclass(frozen=True, slots=True)
 class LandingOverview:
-    """Where the landing of a source stands. ``events`` counts duplicates too.
+    """How far the landing of a source is. ``events`` counts duplicates too.
 
-    ``last_batch_id`` is the newest batch before any gap; ``stream_end`` the end of the landed WAL.
-    ``epoch`` is the one that began last, None before the first. ``problem`` says why landing cannot be
-    read; everything else is empty then.
+    ``last_batch_id`` is the newest batch before any gap; ``stream_end`` the end of the landed WAL. ``epoch``
+    is the one that began last, None before the first. ``problem`` says why landing cannot be read; then
+    everything else is empty.
     """
 
     epoch: int | None
@@ -60,21 +60,27 @@ class LandingOverview:
 
 
 _Versions = Callable[[str], tuple[str, ...]]
-"""The versions that a window should be made with."""
+"""Returns the versions with which a window should be made."""
 
 _NOTHING = LandingOverview(None, None, 0, 0, None, None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class TableOverview:
-    """How far a table is. ``pending_windows`` and ``pending_batches`` are what it does not hold yet.
+    """How far a table is.
 
-    Both are None for the quarantine, which is committed with the deduped events, and where landing
-    cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
-    ``freshness``, ``level`` (what is promised of it, and kept) and ``verified`` (what the last comparison
-    with its source came to) are of dimensions alone; so are ``waits``, what waits for its merge as the
-    contract allows, and ``scattered``, where the last updates rewrote much for few keys and the contract lets
-    nothing wait and has no deletion vectors.
+    Attributes:
+        cursor: the highest position taken.
+        watermark: the highest of any window.
+        pending_windows: windows with something that the table does not hold yet; None if landing cannot be
+            read, and for the quarantine, which is committed with the deduped events.
+        pending_batches: the same for batches.
+        freshness: of a dimension.
+        waits: what waits for its merge into a dimension, as the contract allows.
+        scattered: of a dimension whose last updates rewrote much for few keys, if its contract lets nothing
+            wait and has no deletion vectors.
+        level: what is promised of a dimension, and whether it is kept.
+        verified: the result of the last comparison of a dimension with its source.
     """
 
     table: str
@@ -100,8 +106,8 @@ class TableOverview:
 
 @dataclass(frozen=True, slots=True)
 class SourceOverview:
-    """A source: its landing, and every table in the order the data takes; net changes are one where their
-    dimension does not show them whole."""
+    """A source: its landing, and every table in the order in which data passes them. Net changes are among
+    them only if their dimension does not show all of them."""
 
     source: str
     landing: LandingOverview
@@ -206,7 +212,7 @@ def _on_disk(layer: str, table: LakeTable) -> _TableOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """What has landed, asked window by window."""
+    """What has landed, by window."""
 
     store: LandingStore
     landed: Landed
@@ -217,7 +223,7 @@ class _Batches:
         windows: Iterable[str],
         wanted: Callable[[LandedPart], bool] = lambda _: True,
     ) -> set[tuple[str, str]]:
-        """Windows and batches that ``taken`` does not name, of which a file is ``wanted``."""
+        """Return each window and batch that ``taken`` lacks, if one of its files is ``wanted``."""
         return {
             (window, part.batch_id)
             for window in windows
@@ -234,10 +240,11 @@ def _behind(
     table: str | None = None,
     lasting: frozenset[str] = frozenset(),
 ) -> TableOverview:
-    """A layer of windows: pending is what its windows do not hold, or hold by other rules.
+    """Return the overview of a layer with windows. What its windows lack, or hold by other versions, is
+    pending.
 
-    ``table``: of net changes, whose (schema and name). They await the batches that name it. ``lasting``
-    windows are never made again.
+    ``table``: schema and name, if the layer is the net changes of one table; these await only batches that
+    name it. ``lasting`` windows are never made again.
     """
     return _overview(seen, _pending(seen, versions, batches, table=table, lasting=lasting))
 
@@ -267,7 +274,7 @@ def _pending(
 
 
 def _quarantined(seen: _TableOnDisk, judged: _TableOnDisk) -> TableOverview:
-    """The quarantine: rows that a window of deduped events names as its own."""
+    """Return the overview of the quarantine: of files that a window of deduped events names as its own."""
     named = {path for state in judged.states.values() for path in named_by(state)}
     files = [file for file in (seen.snapshot.all_files() if seen.snapshot else ()) if file.path in named]
     windows = {file.window for file in files}
@@ -277,9 +284,10 @@ def _quarantined(seen: _TableOnDisk, judged: _TableOnDisk) -> TableOverview:
 def _unmerged(
     seen: _TableOnDisk, folded: _TableOnDisk, contract: TableContract, batches: _Batches | None
 ) -> TableOverview:
-    """A dimension: pending is what its net changes wait for, and what they have and it does not show.
+    """Return the overview of a dimension. What its net changes lack is pending, and what they have and it
+    does not show.
 
-    A batch without an event of the table changes no content, so it is not waited for.
+    A batch without an event of the table changes no content, so it is not pending.
     """
     shown = Shown.of(folded.snapshot, seen.snapshot)
     missing = set(shown.newer)
@@ -311,7 +319,7 @@ def _unmerged(
 
 
 def _overview(seen: _TableOnDisk, pending: set[tuple[str, str]] | None) -> TableOverview:
-    """``pending``: the windows and batches that the table lacks, None if that is not a question."""
+    """``pending``: the windows and batches that the table lacks; None if it can lack none."""
     checkpoints = [state.checkpoint for state in seen.states.values()]
     cursors = [Position.parse(each.cursor) for each in checkpoints if each.cursor]
     marks = [each.watermark for each in checkpoints if each.watermark is not None]

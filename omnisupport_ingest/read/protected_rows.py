@@ -25,12 +25,11 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 
 HASHES_PREFIX = "hashes:"
-"""A hashed column's hashes by all keys in force stand, with spaces between, in a column of its name with this
-prefix."""
+"""Prefix of the column with a hashed column's hashes by all keys in force, separated by spaces."""
 
 
 def protect_rows(contract: TableContract, path: Path, secrets: Secrets) -> None:
-    """Protect the file ``path`` of the source's rows (``write_text_rows``), in its place, for its owner
+    """Protect the file ``path`` of the source's rows (``write_text_rows``) in place, readable by its owner
     only."""
     if not needs_protection(contract):
         return
@@ -66,7 +65,7 @@ class LandedProtection:
     def open(cls, settings: Settings, source: str) -> LandedProtection:
         """Open the protection of the contracts in force.
 
-        ``PiiKeyMissing`` if a key for their hashes is missing.
+        Raises ``PiiKeyMissing`` if a key for their hashes is missing.
         """
         workspace = Workspace.open(settings)
         contracts = workspace.contracts.of_source(source)

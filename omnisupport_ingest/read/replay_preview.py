@@ -33,11 +33,12 @@ NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class TablePreview:
-    """Keys of one table whose folded state a replay would change, by window; windows without are left out.
+    """The keys of one table whose folded state a replay would change, by window; windows without such keys
+    are left out.
 
-    ``keys_changed`` counts them all. ``keys`` names the first ``NAMED``, in order, as the tables'
-    ``_cdc_key`` has them; ``""`` stands for what speaks of the whole table. It is None where a key column is
-    personal by the contract.
+    ``keys_changed`` counts all of them. ``keys`` has the first ``NAMED``, in order, as ``_cdc_key`` of the
+    tables has them; ``""`` stands for a change of the whole table. It is None if the contract marks a key
+    column as personal.
     """
 
     table: str

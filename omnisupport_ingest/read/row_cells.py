@@ -33,7 +33,7 @@ from omnisupport_ingest.read.holdings import (
 
 _IMAGES, _DELIVERED = ("before", "after"), "envelope"
 _NO_TABLE = "?"
-"""The table of a line that nothing places."""
+"""Name of the table of a line that could not be assigned to a table."""
 
 _POSITION = ("epoch", "commit_lsn", "ordinal")
 _EVENT = ("source_schema", "source_table", "key", *_POSITION, *_IMAGES, _DELIVERED)
@@ -41,7 +41,8 @@ _EVENT = ("source_schema", "source_table", "key", *_POSITION, *_IMAGES, _DELIVER
 _OURS, _KEY, _EXACT = "_cdc_", "_cdc_key", "_cdc_exact"
 _ROW_POSITION = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal")
 _ROW_POSITIONS = ("_cdc_position", "_cdc_valid_from_position")
-"""Where a row of net changes, or of a history, has its position; one of a dimension has three columns."""
+"""The column with the position in rows of net changes and of a history; rows of a dimension have three
+columns."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,17 @@ def cells_of_row(workspace: Workspace, row: ErasedRow) -> list[Holding]:
 
 
 def cells_of_row_left_over(workspace: Workspace, row: ErasedRow) -> list[Holding]:
-    """The same of files that no version of these tables holds (``holdings.left_over_files``)."""
+    """Return the files with cells of the row that no version of these tables holds
+    (``holdings.left_over_files``)."""
     return _cells_in(workspace, row, left_over=True)
 
 
 def withheld_of_no_row(workspace: Workspace, contract: TableContract) -> list[Holding]:
-    """Return the files of quarantine with values of events whose key could not be read, of the table or of
-    none that could be read: each may be of any row."""
+    """Return the files of quarantine with values of events whose key could not be read: each may be of any
+    row.
+
+    Only events of the table count, and events whose table could not be read.
+    """
     quarantine, count_in = (
         workspace.quarantine(contract.source),
         partial(_events_of_no_row, contract=contract),
@@ -130,7 +135,7 @@ def _event_cells(path: Path, row: ErasedRow) -> int:
 
 
 def _in_events(events: pa.Table, row: ErasedRow) -> Iterator[int]:
-    """Yield of each of ``events`` that belongs to the row how many values it has beside the key."""
+    """Yield, for each of ``events`` that belongs to the row, how many values it has besides the key."""
     contract = row.contract
     mask = pc.and_(pc.is_in(events["key"], row.keys), pc.equal(events["source_schema"], contract.schema))
     if "source_table" in events.column_names:
@@ -159,8 +164,8 @@ def _row_cells(path: Path, row: ErasedRow) -> int:
 
 
 def _position(row: Mapping[str, Any], names: Sequence[str]) -> Position | None:
-    """Return the position of ``row``, whose columns ``names`` may have it; None: it is of no event, so it has
-    no values."""
+    """Return the position of ``row``, from those of the columns ``names`` that it has; None: the row is of
+    no event, so it has no values."""
     whole = [row[name] for name in names if name in _ROW_POSITIONS]
     if whole == [None]:
         return None

@@ -32,7 +32,7 @@ CASTS = {
 
 
 def select_source(contract: TableContract, rows: Path) -> str:
-    """The rows of a file with rows of the source, with the parts of their keys."""
+    """SQL: the rows of a file with rows of the source, with the parts of their keys."""
     parts = [f"{named(name)} AS {key_part(i)}" for i, name in enumerate(contract.key)]
     return f"SELECT *, {', '.join(parts)} FROM read_parquet({text(str(rows))})"
 
@@ -40,19 +40,19 @@ def select_source(contract: TableContract, rows: Path) -> str:
 def select_lake(
     connection: DuckDBPyConnection, contract: TableContract, files: Sequence[LakeFile | str]
 ) -> str:
-    """The rows of ``files`` of a dimension (none: it has no rows), with the parts of their keys."""
+    """SQL: the rows in ``files`` of a dimension (none: it has no rows), with the parts of their keys."""
     state = live_sql(connection, files) if files else _nothing(contract)
     return f"SELECT *, {parts_of('_cdc_key', contract)} FROM {state}"
 
 
 def key_part(number: int) -> str:
-    """The column with the text of the key's part of that number."""
+    """Return the name of the column with the text of that part of the key."""
     # No column of a contract may begin like this.
     return f"_cdc_key_{number}"
 
 
 def parts_of(key: str, contract: TableContract) -> str:
-    """The values in the JSON array ``key``, each as a column of its own."""
+    """SQL: the values in the JSON array ``key``, each as a column of its own."""
     return ", ".join(
         f"json_extract_string({key}, '$[{i}]') AS {key_part(i)}" for i in range(len(contract.key))
     )
@@ -73,7 +73,7 @@ def not_marked(contract: TableContract) -> str:
 def equal(column: Column) -> str:
     """SQL: whether the source's row ``s`` and the lake's ``l`` have equal values in ``column``.
 
-    Of a hashed one, the lake's is by one of the keys in force (``protected_rows``).
+    A hashed value is equal if the lake has its hash by one of the keys in force (``protected_rows``).
     """
     if column.pii == HASH:
         hashes, hashed = f"s.{named(HASHES_PREFIX + column.name)}", f"l.{named(column.name)}"
@@ -89,7 +89,7 @@ def equal(column: Column) -> str:
 
 
 def _cast(column: Column) -> str:
-    """The source's text of ``column`` as a value of the type that the lake has for it."""
+    """SQL: the source's text of ``column`` as a value of the type that the lake has for it."""
     kind, shown = column.type.kind, f"s.{named(column.name)}"
     if kind is Kind.DECIMAL:
         return f"TRY_CAST({shown} AS DECIMAL({column.type.precision}, {column.type.scale}))"
@@ -114,15 +114,15 @@ def _nothing(contract: TableContract) -> str:
 
 
 def listed(files: Sequence[str]) -> str:
-    """The literal of a list of texts."""
+    """Return SQL for a list of texts."""
     return f"[{', '.join(text(file) for file in files)}]"
 
 
 def named(name: str) -> str:
-    """The quoted name of a column."""
+    """Return SQL for the name of a column, quoted."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def text(value: str) -> str:
-    """The literal of a text."""
+    """Return SQL for a text."""
     return "'" + value.replace("'", "''") + "'"

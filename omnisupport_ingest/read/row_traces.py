@@ -85,7 +85,7 @@ def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowStat
 
 
 def traces(files: EventFiles, contract: TableContract, keys: Iterable[str]) -> list[Trace]:
-    """Every event of ``keys``, accepted or in quarantine, by window and position."""
+    """Return every event of ``keys``, accepted or in quarantine, by window and position."""
     wanted = pa.array(sorted(set(keys)), pa.string())
     events = (
         Trace(window, _position(row), row["op"], row["key"], withheld)
@@ -95,9 +95,9 @@ def traces(files: EventFiles, contract: TableContract, keys: Iterable[str]) -> l
 
 
 def key_changes(files: EventFiles, contract: TableContract) -> list[KeyChange]:
-    """Every change of a row's key, those in quarantine included, each once.
+    """Return every change of a row's key, including those in quarantine, each once.
 
-    Of a collision that a person has decided, what stays in quarantine changed no key.
+    If a person has decided a collision, its events that stay in quarantine changed no key.
     """
     found = list(_rows(files, contract, pc.field("moved_from_key").is_valid()))
     filled = _filled(files, contract, [row for _, withheld, row in found if withheld])
@@ -108,7 +108,7 @@ def key_changes(files: EventFiles, contract: TableContract) -> list[KeyChange]:
 def _filled(
     files: EventFiles, contract: TableContract, withheld: Sequence[dict[str, Any]]
 ) -> set[tuple[Position, str | None]]:
-    """The places of those ``withheld`` at which an event was accepted."""
+    """Return the positions (with identities) of ``withheld`` events at which another event was accepted."""
     places = {_place(row) for row in withheld}
     if not places:
         return set()
@@ -118,9 +118,10 @@ def _filled(
 
 
 def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[tuple[str, Span]]:
-    """The spans of the row that ended under ``key`` at ``through``: of that key, and of its former ones.
+    """Return the spans of the row that ended under ``key`` at ``through``: under this key and under its
+    former keys.
 
-    A row that left a key took what lies below along: that belongs to the row under its next key.
+    A row that changed its key took its earlier events along: they belong to the row under its next key.
     """
     spans: list[tuple[str, Span]] = []
     waiting = [(key, through)]
@@ -158,7 +159,7 @@ def _row_state(row: dict[str, Any], contract: TableContract, ends: TableEnds) ->
 
 
 def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table:
-    """The folded rows of ``key`` in every window, and those without a key."""
+    """Return the folded rows of ``key`` in every window, and those without a key."""
     schema = arrow_schema(folded_type(contract), without=(WINDOW,))
     net_changes = workspace.net_changes(contract).look()
     where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, SNAPSHOT_END])
@@ -196,7 +197,7 @@ def _read(
 
 
 def _place(row: dict[str, Any]) -> tuple[Position, str | None]:
-    """What one event alone fills: its position, with its identity where positions are not unique."""
+    """Return what only one event can occupy: a position, with the identity if positions are not unique."""
     return _position(row), row["identity"]
 
 

@@ -2,9 +2,9 @@
 still needs an action.
 
 A change needs an action until the contract matches the source as it was last seen, so a change that was taken
-back needs none. Where no contract can express it (a column that was dropped and added again, a table that was
-created again), it needs one until the table has been read again. Only what is read from its source can be:
-events and files say what they say.
+back needs none. If no contract can express it (a column that was dropped and added again, a table that was
+created again), it needs one until the table has been read again. Only a table that is read from its source
+can be read again; delivered events and files cannot.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ NONE, ADDITIVE, WIDENING, BREAKING = "none", "additive", "widening", "breaking"
 
 @dataclass(frozen=True, slots=True)
 class JudgedChange:
-    """``what``: the change in words. ``edit``: the line of the contract to edit, or what else to do, empty if
-    there is nothing. ``asks``: whether somebody still has to do it.
+    """A recorded change, and what it needs.
+
+    ``what``: the change in words. ``edit``: the line of the contract to edit, or another action; empty if
+    there is none. ``asks``: whether somebody still has to act.
     """
 
     change: SchemaChange
@@ -46,7 +48,8 @@ class JudgedChange:
 
 
 def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
-    """Every recorded change of the tables of ``source`` that have contracts, in the order of notice."""
+    """Return every recorded change of the tables of ``source`` that have contracts, in the order of
+    notice."""
     seen = SchemaChanges(workspace.landing(source).folder).read()
     contracts = {each.name: each for each in workspace.contracts.of_source(source)}
     if not seen.changes or not contracts:
@@ -157,7 +160,7 @@ def _of_column(
         if name not in columns:
             return NONE, "", False
         if live is not None:
-            # It has its name again; what was written meanwhile came under the other one.
+            # The column has this name again; what was written meanwhile landed under the other name.
             return BREAKING, again or "", again is not None
         return BREAKING, f"{contract.path}: properties.{name} → {change.after}", True
     if column is None:
@@ -169,7 +172,7 @@ def _of_column(
         return BREAKING, f"{at} is gone at the source", True
     compatibility, edit, asks = _of_values(change, column, live, at)
     if name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change):
-        # What has landed of a row is by its former key, which nothing ends but a read.
+        # Rows have landed under their former keys, and only reading the table again ends those rows.
         return BREAKING, edit if asks else again or "", asks or again is not None
     return compatibility, edit, asks
 

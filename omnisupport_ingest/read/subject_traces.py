@@ -47,11 +47,11 @@ _DELIVERED = "envelope"
 _READ = ["source_schema", "source_table", "key", *_IMAGES, _DELIVERED, _MOVED]
 
 _NO_TABLE = "?.?"
-"""The table of a line that nothing places."""
+"""Name of the table of a line that could not be assigned to a table."""
 
 _KEY_ID = "key_id"
 _NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(bytes(ID_BYTES))) - 1}}})"
-"""What names the key in an encrypted image."""
+"""Regular expression that finds the id of the key in an encrypted image."""
 
 Row = tuple[str, str, str]
 """Schema, table, and the text of a row's key."""
@@ -61,9 +61,13 @@ Row = tuple[str, str, str]
 class Traced:
     """The files in landing and raw with images of a subject.
 
-    ``encrypted``: files with images that its key encrypted; ``plain``: with images of its rows that landed
-    before the contract said encrypted. ``windows`` and ``rows`` are those of the encrypted ones.
-    ``subjects``: what the subject columns of these say; ``unnamed``: the rows with one that says nothing.
+    Attributes:
+        encrypted: files with images that its keys encrypted.
+        plain: files with readable images of the same rows, which landed before the contract said encrypted.
+        windows: the windows with encrypted images, by the id of their key.
+        rows: the rows of the encrypted images.
+        subjects: what the subject columns of these images say.
+        unnamed: the rows of those images whose subject column says nothing.
     """
 
     encrypted: list[Holding] = field(default_factory=list)
@@ -75,7 +79,7 @@ class Traced:
 
 
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
-    """The ids of the keys that encrypted images of the row with ``key`` in the table."""
+    """Return the ids of the keys that encrypted images of the row with ``key`` in the table."""
     ids = set()
     for _, _, _, batch in landed_events(workspace, contract.source, _READ):
         of_row = batch.filter(_mask_of_rows(batch, {(contract.schema, contract.table, key)}))
@@ -87,7 +91,8 @@ def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> s
 
 
 def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
-    """What landing and raw of ``source`` hold that the keys ``ids`` encrypted, and plain of the same rows."""
+    """Return the images in landing and raw of ``source`` that the keys ``ids`` encrypted, and plain ones
+    of the same rows."""
     of_subject = Traced()
     columns = {
         each.table_name: each.subject.column
@@ -116,10 +121,10 @@ def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
 def by_other_keys(
     workspace: Workspace, contract: TableContract, of_subject: Traced, ids: Collection[bytes]
 ) -> list[Holding]:
-    """Landed images of the rows of the subject that are encrypted by other keys than ``ids``.
+    """Return the files with images of the subject's rows that other keys than ``ids`` encrypted.
 
-    Only keys that are not destroyed count. Such images landed while a row did not name its subject, or
-    belong to a former or later key of a row whose key is the subject.
+    Destroyed keys do not count. Such images landed while a row did not name its subject, or belong to a
+    former or later key of a row whose key is the subject.
     """
     wanted: list[tuple[str, str, str]] = []
     for each in workspace.contracts.of_source(contract.source):
@@ -136,8 +141,11 @@ def by_other_keys(
 
 
 def of_nobody(workspace: Workspace, source: str) -> list[Holding]:
-    """What landed encrypted and says neither a subject nor a row: lines that could not be read, as they were
-    delivered. The key of their table has all of them, so it is not destroyed with a subject."""
+    """Return the files with encrypted lines that name neither a subject nor a row: they could not be read,
+    and landed as they were delivered.
+
+    One key encrypts all such lines of a table, so it is not destroyed with a subject.
+    """
     names = [_NO_TABLE, *(each.full_name for each in workspace.contracts.of_source(source))]
     ids = workspace.subjects.ids_of([(source, row_subject(each), "") for each in names])
     counts: dict[tuple[str, Path], int] = {}
@@ -149,18 +157,21 @@ def of_nobody(workspace: Workspace, source: str) -> list[Holding]:
 def cells_above_raw(
     workspace: Workspace, contract: TableContract, of_subject: Traced, *, whole_rows: bool
 ) -> list[Holding]:
-    """The files of the newest versions of the tables above raw that hold personal values of the subject.
+    """Return the files of the newest versions of the tables above raw that hold personal values of the
+    subject.
 
-    ``contract``: of a table of the subject. ``whole_rows``: while windows wait to be judged again, whatever
-    a row in ``of_subject`` holds may be the subject's, also where it names another one by now.
+    ``contract``: of a table of the subject. ``whole_rows``: count all values of the rows in ``of_subject``,
+    even if a row names another subject now. Needed while windows wait to be judged again.
     """
     return _cells_in(workspace, contract, of_subject, whole_rows=whole_rows, left_over=False)
 
 
 def cells_left_over(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[Holding]:
-    """The same of files that no version of these tables holds: what a run has written and not committed.
+    """Return the same of files that no version of these tables holds: a run has written and not committed
+    them.
 
-    It may be under way, or dead. A file that is still being written holds one cell, as nobody can say.
+    The run may be in progress or dead. A file that is still being written counts as one cell, because nobody
+    can say how many it has.
     """
     return _cells_in(workspace, contract, of_subject, whole_rows=True, left_over=True)
 
@@ -194,9 +205,11 @@ def _cells_in(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which cells of a table are looked for: of ``columns``, in rows whose column ``named`` says one of
-    ``subjects``, in those with a key in ``unnamed`` where it says nothing, and in those with a key in
-    ``keys`` whatever it says."""
+    """Which cells of a table are looked for: those of ``columns``, in three kinds of rows.
+
+    These are rows whose column ``named`` has one of ``subjects``; rows with a key in ``unnamed`` whose column
+    ``named`` is empty; and rows with a key in ``keys``, whatever they name.
+    """
 
     columns: frozenset[str]
     named: str | None
@@ -205,7 +218,7 @@ class Wanted:
     keys: Collection[str]
 
     def of_rows(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Which of ``rows`` (``_cdc_key``, and the column ``named``) are looked for."""
+        """Return which of ``rows`` (``_cdc_key``, and the column ``named``) are looked for."""
         matching = pc.is_in(rows["_cdc_key"], pa.array(sorted(self.keys), pa.string()))
         if self.named is None:
             return matching
@@ -220,7 +233,7 @@ class Wanted:
         return key in self.keys or (key in self.unnamed if subject is None else subject in self.subjects)
 
     def may_have(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Which of the events ``rows`` may have an image that is looked for."""
+        """Return which of the events ``rows`` may have an image that is looked for."""
         matching = pc.is_in(rows["key"], pa.array(sorted({*self.keys, *self.unnamed}), pa.string()))
         for subject in self.subjects if self.named is not None else ():
             member = f"{json.dumps(self.named, ensure_ascii=False)}:{json.dumps(subject, ensure_ascii=False)}"
@@ -257,7 +270,7 @@ def _row_cells(path: Path, wanted: Wanted) -> int:
 
 
 def _comparable(contract: TableContract, subject: Subject | None) -> str | None:
-    """The column in which rows of the lake name ``subject``s as the source does; None if they do not."""
+    """Return the column in which the lake's rows name ``subject`` as the source does; None if they do not."""
     if contract.subject is None or subject is None or contract.subject.name != subject.name:
         return None
     column = next(each for each in contract.source_columns if each.name == contract.subject.column)
@@ -268,8 +281,8 @@ def _comparable(contract: TableContract, subject: Subject | None) -> str | None:
 def _encrypted_by(
     workspace: Workspace, source: str, ids: Collection[bytes]
 ) -> Iterator[tuple[str, Path, str, str, pa.RecordBatch]]:
-    """Landed events with an image that one of the keys ``ids`` encrypted: with place, file, window and which
-    image it is, and the id in the column ``_KEY_ID``."""
+    """Yield landed events with an image that one of the keys ``ids`` encrypted: layer, file, window, which
+    image it is, and the events with the key's id in the column ``_KEY_ID``."""
     wanted = pa.array([binascii.b2a_base64(each, newline=False).decode() for each in ids], pa.string())
     for layer, path, window, batch in landed_events(workspace, source, _READ) if len(wanted) else ():
         for name in (*_IMAGES, _DELIVERED):
@@ -280,7 +293,7 @@ def _encrypted_by(
 
 
 def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str]) -> set[str]:
-    """The former and later keys of the rows with ``keys``, as far as landing and raw know."""
+    """Return the former and later keys of the rows with ``keys``, as far as landing and raw know them."""
     ways: dict[str, set[str]] = {}
     for _, _, _, batch in landed_events(workspace, contract.source, _READ):
         of_table = pc.and_(
@@ -321,7 +334,7 @@ def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tup
 
 
 def _rows(events: pa.RecordBatch) -> Iterator[Row | None]:
-    """The row of each event; None for one without a key."""
+    """Yield the row of each event; None for one without a key."""
     columns = (events.column(name).to_pylist() for name in _READ[:3])
     for schema, table, key in zip(*columns, strict=True):
         yield None if key is None else (schema, table, key)

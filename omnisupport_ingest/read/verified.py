@@ -38,11 +38,16 @@ class Moment:
 class Verified:
     """The verdict of the last check of one table.
 
-    ``state`` of the last check, ``why`` in words for a person. ``rows`` of the source were compared, without
-    the ``left_out`` ones, which changed meanwhile; ``differing`` keys differ. ``through``: where the whole
-    table was equal last, or all of its parts at that moment or a later one. ``waits_since``: of a table that
-    is not comparable, when it was found so first. ``read``: rows that the server worked out checksums of;
-    those of the others were known, and had not changed.
+    Attributes:
+        state: of the last check.
+        rows: rows of the source that were compared.
+        left_out: rows that were not, because they changed meanwhile.
+        differing: keys that differ.
+        why: the state in words, for a person.
+        through: the last moment at which the whole table was equal; if its parts were found equal at several
+            moments, the oldest of these.
+        waits_since: of a table that is not comparable: when it was first found so.
+        read: rows of which the server computed checksums; those of the others were known and had not changed.
     """
 
     table: str
@@ -59,7 +64,8 @@ class Verified:
 
 
 def verified_of(home: Home, contract: TableContract) -> Verified | None:
-    """The note of a table; None if it was never checked, or the note cannot be read: it is made again."""
+    """Return the note of a table; None if it was never checked, or if the note cannot be read: the next
+    check makes it again."""
     try:
         return read_note(Verified, _file(home, contract))
     except (OSError, Unreadable):

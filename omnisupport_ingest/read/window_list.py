@@ -120,7 +120,7 @@ class _WindowFacts:
     sealed: bool
 
     def stand(self, lateness: Lateness, watermark: datetime | None) -> Stand:
-        """Return where the window stands while the watermark of the source is at ``watermark``."""
+        """Return the state of the window while the watermark of the source is at ``watermark``."""
         if self.sealed:
             return Stand.SEALED
         if self.window == OUT_OF_RANGE:

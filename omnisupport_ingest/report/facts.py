@@ -1,8 +1,8 @@
-"""What a report is made from: the manifests of landed batches, the commits in the tables' own logs, and the
-notes of comparisons with the source.
+"""Collect the facts of a report: manifests of landed batches, commits in the tables' own logs, and the notes
+of comparisons with the source.
 
-Nothing else is read: no row, no server, no event log of Dagster. How much is read is bounded, so that a
-report of a large home takes seconds; what was left out is said.
+Nothing else is read: no row, no server, no event log of Dagster. The amount that is read is bounded, so a
+report of a large home takes seconds; the report says what it left out.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 MOST_BATCHES = 2000
 MOST_COMMITS = 500
-"""Of each source, and of each table: the newest."""
+"""Number of the newest batches of each source, and of the newest commits of each table, that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A landed batch. ``first_commit``: of a span of the stream with events, else None.
+    """A landed batch.
 
-    ``last``: by table (schema and name) an upper bound of the positions of its events.
+    ``first_commit``: its time, if the batch is a part of the stream with events; else None.
+    ``last``: by table (schema and name), an upper bound of the positions of its events.
     """
 
     batch_id: str
@@ -57,8 +58,8 @@ class Batch:
 class TableCommit:
     """A commit in the log of a table.
 
-    ``position``: the highest that it shows, None where the entry says none.
-    ``size``: bytes of the table's files afterwards; ``written``: of files that it added.
+    ``position``: the highest that it shows; None if its entry names none. ``size``: bytes of the table's
+    files after it. ``written``: bytes of the files that it added.
     """
 
     version: int
@@ -71,8 +72,11 @@ class TableCommit:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """A table of the lake, and its newest commits in order. ``name``: what people call it; ``source_table``:
-    schema and name at the source, None for tables of all of them."""
+    """A table of the lake, and its newest commits in order.
+
+    ``name``: for people. ``source_table``: schema and name at the source; None if the lake's table holds
+    several tables.
+    """
 
     name: str
     source_table: str | None
@@ -82,7 +86,7 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """What happened in a window that has events: copies that were dropped, late events, withheld ones."""
+    """Counts of a window that has events: dropped copies, late events and withheld events."""
 
     window: str
     starts: datetime
@@ -93,9 +97,9 @@ class WindowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What is promised of a dimension and how it stood when the report was made.
+    """What is promised of a dimension, and how it stood when the report was made.
 
-    ``verified``: what the last comparison with the source came to, in words; None if there was none.
+    ``verified``: result of the last comparison with the source, in words; None if there was none.
     """
 
     table: str
@@ -105,7 +109,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """All facts of one source. ``left_out``: the number of older batches that are not in them."""
+    """All facts of one source. ``left_out``: the number of older batches that were not read."""
 
     source: str
     batches: tuple[Batch, ...]
@@ -117,7 +121,8 @@ class SourceFacts:
 
 
 def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES) -> SourceFacts | None:
-    """The facts of ``source``; None where nothing has landed. ``most``: batches to read, the newest."""
+    """Return the facts of ``source``; None if nothing has landed. ``most``: how many of the newest batches
+    to read."""
     if not (workspace.home.path / "landing" / source / "manifests").is_dir():
         return None
     store = workspace.landing(source)
@@ -150,7 +155,7 @@ def _promises(workspace: Workspace, source: str, store: LandingStore, landed: La
 
 
 def _newest(workspace: Workspace, source: str, names: list[str], most: int) -> list[str]:
-    """The batches that landed last, by the times of their manifests."""
+    """Return the batches that landed last, by the times of their manifests."""
     folder = workspace.home.path / "landing" / source / "manifests"
     if len(names) <= most:
         return names
@@ -201,9 +206,10 @@ def _table(table: LakeTable, name: str, source_table: str | None) -> Iterator[Ta
 
 
 def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMITS) -> Iterator[TableCommit]:
-    """The newest commits of the Delta table in ``folder``, in order, as far back as the log has entries.
+    """Yield the newest commits of the Delta table in ``folder``, in order, as far back as the log has
+    entries.
 
-    ``version``: the last one, at which its data files have ``size`` bytes.
+    ``version``: the newest one, at which the data files have ``size`` bytes.
     """
     commits: list[TableCommit] = []
     for number in range(version, max(-1, version - most), -1):
@@ -219,7 +225,7 @@ def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMIT
 
 
 def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[TableCommit | None, int]:
-    """The commit, None where the entry is of no work of ours, and by how many bytes the table grew."""
+    """Return the commit (None if this program did not make it), and by how many bytes the table grew."""
     gone = {each["remove"]["path"] for each in actions if "remove" in each}
     written = sum(_written(each["add"], gone) for each in actions if "add" in each)
     added = sum(_bytes(each["add"]) for each in actions if "add" in each)
@@ -241,7 +247,8 @@ def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[Tab
 
 
 def _written(add: Mapping[str, Any], gone: Collection[str]) -> int:
-    """The bytes that a commit wrote for the file that it adds: of one that stays, a deletion vector alone."""
+    """Return the bytes that a commit wrote for the file that it adds. If the file was there before, only
+    its deletion vector is new."""
     vector = add.get("deletionVector")
     return _bytes(add) if vector is None or add["path"] not in gone else int(vector["sizeInBytes"])
 

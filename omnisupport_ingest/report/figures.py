@@ -1,8 +1,8 @@
-"""From facts to figures: percentiles over time, and the numbers that a report says first. Pure.
+"""Turn facts into figures: percentiles over time, and the numbers at the top of a report. Pure.
 
-Latency of a change runs from its commit at the source, taken as the first commit of its batch (so it is
-never told shorter than it was), to the moment at which its batch had landed, or at which the dimension
-showed it. Every event of a batch counts with that time.
+The latency of a change runs from its commit at the source to the moment at which its batch had landed, or at
+which the dimension showed it. The first commit of the batch is taken as the commit, so latency is never
+understated. Every event of a batch counts with the same latency.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from omnisupport_ingest.report.svg import Series
 
 PERCENTILES = (50, 95, 99)
 BUCKETS = 48
-"""Stretches of equal length that a time axis is cut into."""
+"""Number of equal intervals into which a time axis is divided."""
 
 _TABLES_SHOWN = 6
 _TOGETHER = 4
-"""Stretches of time: over a longer pause no line is drawn."""
+"""Number of intervals: no line is drawn over a longer pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Latency:
 class RunCost:
     """What a run left in the tables' logs: its first and last commit, and what it wrote.
 
-    The time between the two is the least that it took.
+    The run took at least the time between the two commits.
     """
 
     run_id: str
@@ -54,7 +54,7 @@ class RunCost:
 
 
 def to_landing(facts: SourceFacts) -> list[Latency]:
-    """From commit to durable batch, of every span of the stream with events."""
+    """Return the latency from commit to durable batch, of every part of the stream with events."""
     return [
         Latency(each.landed_at, (each.landed_at - each.first_commit).total_seconds(), each.events)
         for each in facts.batches
@@ -63,7 +63,8 @@ def to_landing(facts: SourceFacts) -> list[Latency]:
 
 
 def to_dimension(facts: SourceFacts) -> list[Latency]:
-    """From commit to the version of the dimension that first showed the batch, of every table and span."""
+    """Return the latency from commit to the first version of the dimension that shows the batch, by table
+    and batch."""
     latencies = [
         Latency(at, (at - first_commit).total_seconds(), batch.tables[table])
         for batch, table, first_commit, at in _shown_batches(facts)
@@ -73,8 +74,8 @@ def to_dimension(facts: SourceFacts) -> list[Latency]:
 
 
 def _shown_batches(facts: SourceFacts) -> Iterator[tuple[Batch, str, datetime, datetime | None]]:
-    """Each batch of the stream with each table that it has events of and that has a dimension: its first
-    commit, and when the dimension first showed it; None: not yet."""
+    """Yield each batch of the stream with each of its tables that has a dimension: batch, table, first
+    commit, and when the dimension first showed the batch (None: not yet)."""
     for table in facts.tables:
         if table.source_table is None:
             continue
@@ -85,7 +86,10 @@ def _shown_batches(facts: SourceFacts) -> Iterator[tuple[Batch, str, datetime, d
 
 
 def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
-    """When the dimension first showed a batch: its first commit at or above it, none of before it landed."""
+    """Return a function that returns when the dimension first showed a batch.
+
+    That is its first commit at or above the batch's highest position, made after the batch landed.
+    """
     commits = [each for each in table.commits if each.position is not None]
     highest: list[Position] = []
     for each in commits:
@@ -101,9 +105,9 @@ def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
 
 
 def percentile(latencies: Iterable[Latency], rank: float) -> float | None:
-    """The ``rank`` (0 to 100) percentile of the seconds, each event counted once; None of nothing.
+    """Return the ``rank`` (0 to 100) percentile of the seconds, each event counted once; None without events.
 
-    The least number that at least that share of the events do not exceed ("nearest rank").
+    It is the least number that at least this share of the events do not exceed ("nearest rank").
     """
     ordered = sorted((each.seconds, each.events) for each in latencies)
     total = sum(events for _, events in ordered)
@@ -118,7 +122,7 @@ def percentile(latencies: Iterable[Latency], rank: float) -> float | None:
 
 
 def percentiles_over_time(latencies: Sequence[Latency]) -> list[Series]:
-    """A series for each of ``PERCENTILES``, a point for each stretch of time that has any."""
+    """Return a series for each of ``PERCENTILES``, with a point for each interval that has latencies."""
     if not latencies:
         return []
     bucket, apart = bucketing([each.at for each in latencies])
@@ -136,8 +140,11 @@ def percentiles_over_time(latencies: Sequence[Latency]) -> list[Series]:
 
 
 def bucketing(moments: Sequence[datetime]) -> tuple[Callable[[datetime], float], float]:
-    """Which of ``BUCKETS`` stretches a moment is in, as its middle in seconds since 1970; and how far apart
-    points may be that belong together, in seconds."""
+    """Divide the time of ``moments`` into ``BUCKETS`` intervals.
+
+    Return a function from a moment to the middle of its interval (seconds since 1970), and how far apart in
+    seconds two points may be that a line joins.
+    """
     low = min(moments).timestamp()
     length = (max(moments).timestamp() - low) / BUCKETS or 1.0
 
@@ -149,7 +156,7 @@ def bucketing(moments: Sequence[datetime]) -> tuple[Callable[[datetime], float],
 
 
 def lag(facts: SourceFacts) -> list[Series]:
-    """How far the watermark was behind the clock as each batch landed."""
+    """Return how far the watermark was behind the clock when each batch landed."""
     points = [
         (each.landed_at.timestamp(), max(0.0, (each.landed_at - each.watermark).total_seconds()))
         for each in facts.batches
@@ -159,8 +166,8 @@ def lag(facts: SourceFacts) -> list[Series]:
 
 
 def size_and_latency(facts: SourceFacts) -> list[Series]:
-    """Events of a batch against the seconds from its first commit to landing, and until every dimension that
-    it changes has shown it."""
+    """Return the events of each batch against the seconds from its first commit to landing, and until
+    every dimension that it changes has shown it."""
     landed = [
         (float(each.events), (each.landed_at - each.first_commit).total_seconds())
         for each in facts.batches
@@ -182,9 +189,9 @@ def size_and_latency(facts: SourceFacts) -> list[Series]:
 
 
 def events_by_table(facts: SourceFacts) -> list[Series]:
-    """Landed events of each table over time; the smallest tables together.
+    """Return the landed events of each table over time; the smallest tables are added up.
 
-    Rows of snapshots count only where nothing else has landed: they would dwarf every change.
+    Rows of snapshots count only if nothing else has landed: they would dwarf every change.
     """
     batches = [each for each in facts.batches if each.events and each.kind != "snapshot"] or [
         each for each in facts.batches if each.events
@@ -209,7 +216,8 @@ def events_by_table(facts: SourceFacts) -> list[Series]:
 
 
 def faults_by_window(facts: SourceFacts) -> list[Series]:
-    """Duplicates, late and withheld events of each window; nothing where there are none at all."""
+    """Return the duplicates, late events and withheld events of each window; nothing if there are none at
+    all."""
     named = {
         "duplicates": [each.duplicates for each in facts.windows],
         "late": [each.late for each in facts.windows],
@@ -224,7 +232,7 @@ def faults_by_window(facts: SourceFacts) -> list[Series]:
 
 
 def growth(facts: SourceFacts) -> list[Series]:
-    """Bytes of the largest tables after each of their commits."""
+    """Return the bytes of the largest tables after each of their commits."""
     grown = [each for each in facts.tables if each.commits]
     grown.sort(key=lambda table: -table.commits[-1].size)
     return [
@@ -234,7 +242,7 @@ def growth(facts: SourceFacts) -> list[Series]:
 
 
 def runs(facts: SourceFacts) -> list[RunCost]:
-    """Every run that the logs name, by its first commit."""
+    """Return every run that the logs name, by its first commit."""
     by_id: dict[str, RunCost] = {}
     for table in facts.tables:
         for each in table.commits:
@@ -252,7 +260,7 @@ def runs(facts: SourceFacts) -> list[RunCost]:
 
 
 def cost_of_runs(facts: SourceFacts) -> tuple[list[Series], list[Series]]:
-    """Of each run the seconds from its first commit to its last, and the bytes that it wrote."""
+    """Return for each run the seconds from its first commit to its last, and the bytes that it wrote."""
     all_runs = runs(facts)
     times = tuple((each.began.timestamp(), each.seconds) for each in all_runs)
     written = tuple((each.began.timestamp(), float(each.written)) for each in all_runs)

@@ -93,12 +93,12 @@ tables' own logs and the notes of comparisons alone; no value of a row is in it.
 
 
 FILE_NAME = "report.html"
-"""Of the page in a home."""
+"""Name of the page's file in a home."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One chart with its words; ``empty`` says what it means that there is none."""
+    """One chart with its words. ``empty``: what it means if the chart has no data."""
 
     title: str
     caption: str
@@ -107,13 +107,13 @@ class Figure:
 
 
 def collect(workspace: Workspace, *, most: int = MOST_BATCHES) -> list[SourceFacts]:
-    """The facts of every source of which anything has landed. ``most``: batches to read of each."""
+    """Return the facts of every source of which anything has landed. ``most``: batches to read of each."""
     facts = (source_facts(workspace, source, most=most) for source in workspace.contracts.sources())
     return [each for each in facts if each is not None]
 
 
 def document(home: str, sources: Sequence[SourceFacts]) -> dict[str, Any]:
-    """The numbers of the page as JSON values; seconds with three decimals."""
+    """Return the numbers of the page as JSON values; seconds with three decimals."""
     return {"home": home, "sources": [_source_document(each) for each in sources]}
 
 
@@ -124,14 +124,14 @@ def html(home: str, sources: Sequence[SourceFacts], *, made: datetime | None = N
     return environment.from_string(_PAGE).render(
         home=home,
         made=f"{moment:%Y-%m-%d %H:%M:%S} UTC",
-        # Our own text, no word of it from outside.
+        # This is our own text; no word of it comes from outside.
         style=Markup(_STYLE),  # noqa: S704
         sources=[_source(each) for each in sources],
     )
 
 
 def write(workspace: Workspace, path: Path, sources: Sequence[SourceFacts]) -> int:
-    """Write the page to ``path`` in one step, for its owner only; returns its bytes."""
+    """Write the page to ``path`` in one step, readable by its owner only. Return its size in bytes."""
     content = html(str(workspace.home.path), sources).encode()
     # No failpoint: a page for people; the same command makes it again.
     replace(path, content)

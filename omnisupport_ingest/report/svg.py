@@ -1,8 +1,8 @@
-"""Charts as SVG text, made by hand: lines, dots and bars over a time or a number, with axes and a legend.
+"""Draw charts as SVG text: lines, dots and bars over a time or a number, with axes and a legend.
 
-No library and no script: the page that holds them is one file that opens anywhere. Sizes are in SVG user
-units; colours are the classes ``c0`` to ``c5``, which the page's style sheet gives. Each mark has a
-``<title>``, which browsers show under the pointer. Everything that is text is escaped by ElementTree.
+There is no library and no script, so the page that holds the charts is one file that opens anywhere. Sizes
+are in SVG user units; colours are the classes ``c0`` to ``c5``, which the page's style sheet defines. Each
+mark has a ``<title>``, which browsers show under the pointer. ElementTree escapes all text.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Marks(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one name, rising in x: x in seconds since 1970 (UTC) or a number, y at least 0.
+    """Points under one name, ascending in x: x in seconds since 1970 (UTC) or a number, y at least 0.
 
-    ``apart``: points further apart than that are joined by no line, for nothing is known between them; None:
-    all are.
+    ``apart``: points further apart in x are not joined by a line, because nothing is known between them;
+    None: all are joined.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Series:
     apart: float | None = None
 
     def stretches(self) -> Iterator[list[tuple[float, float]]]:
-        """The points that a line joins."""
+        """Yield the points that one line joins."""
         stretch: list[tuple[float, float]] = []
         for point in self.points:
             if stretch and self.apart is not None and point[0] - stretch[-1][0] > self.apart:
@@ -57,7 +57,7 @@ class Series:
 class Axis:
     """An axis: its name, how a number on it is written, and whether it is logarithmic or a time.
 
-    ``base``: ticks are round multiples of powers of it, 10 or 1024.
+    ``base``: 10 or 1024; ticks are round multiples of its powers.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A stretch of the x axis that is marked, with its name; the axis reaches over it."""
+    """A part of the x axis that is marked, with its name; the axis is long enough to show all of it."""
 
     name: str
     low: float
@@ -78,7 +78,8 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Numbers from ``low`` to ``high`` on ``length`` units from ``start`` on; a negative length goes up."""
+    """Maps numbers from ``low`` to ``high`` to ``length`` units from ``start`` on; a negative length goes
+    up."""
 
     low: float
     high: float
@@ -103,7 +104,7 @@ def chart(
     title: str = "",
     band: Band | None = None,
 ) -> str:
-    """The chart as one ``<svg>`` element; empty where no series has a point."""
+    """Return the chart as one ``<svg>`` element; an empty text if no series has a point."""
     drawn = [each for each in series if each.points]
     if not drawn:
         return ""
@@ -166,7 +167,8 @@ def _axes(plane: _Plane, y_ticks: Sequence[float]) -> None:
 
 
 def _draw(plane: _Plane, series: Series, marks: Marks, number: int, of: int) -> None:
-    """Draw a series. ``number`` of ``of``: where its bars stand beside those of the other series."""
+    """Draw a series. It is the series ``number`` of ``of``: this decides where its bars stand beside the
+    others."""
     root, across, up, colour = plane.root, plane.across, plane.up, f"c{number % _COLOURS}"
     for stretch in series.stretches() if marks is Marks.LINE else ():
         path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in stretch)
@@ -188,7 +190,7 @@ def _draw(plane: _Plane, series: Series, marks: Marks, number: int, of: int) -> 
 
 
 def _legend_positions(series: Sequence[Series]) -> list[tuple[float, float]]:
-    """Return for each name in the legend its x, and its y below the first line."""
+    """Return, for each name in the legend, its x, and its y below the first line."""
     positions, at, below = [], float(_LEFT), 0.0
     for each in series:
         width = 13 + 6.2 * len(each.name) + 16
@@ -207,7 +209,7 @@ def _legend(root: ET.Element, series: Sequence[Series], positions: Sequence[tupl
 
 
 def _ticks_of(axis: Axis, top: float) -> list[float]:
-    """Round numbers from 0 to at least ``top``."""
+    """Return round numbers from 0 to at least ``top``."""
     unit = 1.0
     while axis.base != 10 and top / unit >= axis.base:
         unit *= axis.base
@@ -234,7 +236,7 @@ def _time_text(value: float, across: _Scale) -> str:
 
 
 def _steps(low: float, high: float) -> list[float]:
-    """About five round numbers from ``low`` to at least ``high``."""
+    """Return about five round numbers from ``low`` to at least ``high``."""
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)

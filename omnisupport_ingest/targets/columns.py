@@ -15,7 +15,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 POSITION = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal")
-"""The columns of a row's position, as they compare."""
+"""The columns of a row's position, in the order in which positions compare."""
 
 _TYPES = {
     Kind.BOOLEAN: "boolean",
@@ -46,8 +46,11 @@ class TargetRefused(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of the target: its type as ``format_type`` writes it, and its text as DuckDB reads it from the
-    lake (null: NULL), which ``escaped`` says may hold what COPY escapes."""
+    """A column of the target.
+
+    ``pg_type``: its type as ``format_type`` writes it. ``text``: SQL for DuckDB that makes its text from the
+    lake's row (null: NULL). ``escaped``: the text may hold characters that COPY escapes.
+    """
 
     name: str
     pg_type: str
@@ -56,7 +59,7 @@ class TargetColumn:
 
 
 def target_columns(contract: TableContract) -> tuple[TargetColumn, ...]:
-    """Every column of the target of ``contract``, in order."""
+    """Return every column of the target of ``contract``, in order."""
     return (
         *(_of_contract(column) for column in contract.columns),
         TargetColumn("_cdc_key", "text", "_cdc_key", escaped=True),
@@ -72,7 +75,8 @@ def target_columns(contract: TableContract) -> tuple[TargetColumn, ...]:
 
 
 def create_sql(schema: str, table: str, columns: Sequence[TargetColumn]) -> str:
-    """The CREATE TABLE of a target. Its key is ``_cdc_key``, the text that is the key of every table."""
+    """Return the CREATE TABLE of a target. Its key is ``_cdc_key``, a text, which is the key of every
+    table."""
     listed = [f"{identifier(each.name)} {each.pg_type}" for each in columns]
     return f"CREATE TABLE {qualified(schema, table)} ({', '.join(listed)}, PRIMARY KEY (_cdc_key))"
 
@@ -80,10 +84,10 @@ def create_sql(schema: str, table: str, columns: Sequence[TargetColumn]) -> str:
 def missing_columns(
     schema: str, table: str, columns: Sequence[TargetColumn], live_types: dict[str, str]
 ) -> list[TargetColumn]:
-    """The columns that the table is to get; it has those ``live_types`` (name → type).
+    """Return the columns that the table still lacks; it has those in ``live_types`` (name → type).
 
-    ``TargetRefused`` with the SQL to run where one has another type. A column that the contract names no
-    more stays, with the values it has.
+    Raises ``TargetRefused``, with the SQL to run, if a column has another type. A column that the contract no
+    longer names stays, with its values.
     """
     name = qualified(schema, table)
     for each in columns:
@@ -101,7 +105,7 @@ def missing_columns(
 
 
 def copy_line(columns: Sequence[TargetColumn]) -> str:
-    """DuckDB: the line of a row for COPY, with its line feed."""
+    """Return SQL for DuckDB: the line of a row for COPY, with its line feed."""
     fields = []
     for each in columns:
         text = escaped(each.text) if each.escaped else each.text
@@ -110,7 +114,7 @@ def copy_line(columns: Sequence[TargetColumn]) -> str:
 
 
 def escaped(text: str) -> str:
-    """DuckDB: ``text`` with what COPY's text format escapes."""
+    """Return SQL for DuckDB: ``text`` with everything escaped that COPY's text format escapes."""
     for character, written in (
         (r"'\'", r"'\\'"),
         ("chr(9)", r"'\t'"),
@@ -138,14 +142,14 @@ def _of_contract(column: Column) -> TargetColumn:
     elif kind is Kind.TIMESTAMP:
         text = f"timezone('UTC', {name})::VARCHAR"
     if column.former_types:
-        # The exact text of such a column may be no value of its type.
+        # The exact text of such a column may be a value of a former type, so it is not sent.
         return TargetColumn(column.name, pg_type, text, escaped)
     exact = "_cdc_exact['" + column.name.replace("'", "''") + "']"
     return TargetColumn(column.name, pg_type, f"coalesce({exact}, {text})", escaped)
 
 
 def _array(name: str) -> str:
-    """DuckDB: a list as PostgreSQL writes an array."""
+    """Return SQL for DuckDB: a list as PostgreSQL writes an array."""
     quoted = r"""'"' || replace(replace(x::VARCHAR, '\', '\\'), '"', '\"') || '"'"""
     items = f"list_transform({name}, lambda x: CASE WHEN x IS NULL THEN 'NULL' ELSE {quoted} END)"
     return f"CASE WHEN {name} IS NOT NULL THEN '{{' || array_to_string({items}, ',') || '}}' END"

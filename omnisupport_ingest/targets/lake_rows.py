@@ -1,9 +1,10 @@
-"""What a target has to be told: the rows of the current state that differ from those it was told of before.
+"""Find the rows of the current state that a target lacks.
 
-The files of the current state are replaced where a row of them changed. So the rows of the files that came,
-less those of the files that went, are what a target lacks: nothing is asked of it, and an update costs what
-changed. Where that is not known (files were swept, the table was made anew) the keys, positions and hashes
-that the target has stand for the files that went. DuckDB compares; Spark is not needed.
+When a row of the current state changes, the lake replaces the file that holds it. So the target lacks the
+rows of the files that were added since its last sync, except those that the removed files had too. Nothing is
+read from the target, and an update costs only what changed. If the files are not known (they were swept, or
+the table was made again), the keys, positions and hashes in the target take the place of the removed files.
+DuckDB compares; Spark is not needed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _EMPTY = {
     Kind.INTEGER_ARRAY: "NULL::BIGINT[]",
     Kind.TIMESTAMP: "NULL::TIMESTAMPTZ",
 }
-"""DuckDB: NULL of the lake's type, of the kinds whose text for COPY is not made by a mere cast."""
+"""SQL for DuckDB: NULL of the lake's type, for kinds whose text for COPY needs more than a cast."""
 
 _KNOWN = ("_cdc_key", *POSITION, "_cdc_row_hash")
 
@@ -54,10 +55,10 @@ class NotThereYet(IngestError):
 
 @dataclass(frozen=True)
 class CurrentState:
-    """The current state of a table at one version of it.
+    """The current state of a table at one version.
 
-    ``entry``: the SHA-256 of the log's entry of that version, which tells it from another version of the
-    same number. ``position``: the last event in it, as text.
+    ``entry``: SHA-256 of this version's entry in the log, which tells it from another version of the same
+    number. ``position``: its last event, as text.
     """
 
     contract: TableContract
@@ -68,7 +69,7 @@ class CurrentState:
 
     @classmethod
     def of(cls, workspace: Workspace, contract: TableContract) -> CurrentState:
-        """The newest one; ``NotThereYet``."""
+        """Return the newest one. Raises ``NotThereYet``."""
         snapshot = workspace.dimension(contract).look()
         state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
         if snapshot is None or state is None:
@@ -92,7 +93,8 @@ class CurrentState:
         return self.snapshot.files(WHOLE_TABLE)
 
     def since(self, version: int) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]] | None:
-        """The files that came after ``version`` and those that went; None if they cannot be known or read."""
+        """Return the files that were added after ``version`` and those that were removed; None if they are
+        not known or cannot be read."""
         changes = files_since(self.snapshot, version)
         if changes is None:
             return None
@@ -101,7 +103,7 @@ class CurrentState:
 
 
 def entry_of(snapshot: TableSnapshot, version: int) -> str | None:
-    """The SHA-256 of the entry of ``version`` in the log; None if it is gone."""
+    """Return the SHA-256 of the entry of ``version`` in the log; None if it is gone."""
     try:
         text = at_hand(snapshot.table.folder / "_delta_log" / f"{version:020d}.json").read_bytes()
     except FileNotFoundError:
@@ -110,10 +112,10 @@ def entry_of(snapshot: TableSnapshot, version: int) -> str | None:
 
 
 class Difference:
-    """The rows of files that came, compared with what was known before; as a context.
+    """Compares the rows of added files with what was known before. Use it as a context.
 
-    ``known``: Parquet files with the columns ``_cdc_key``, position and ``_cdc_row_hash``, or the CSV file of
-    a target's. With ``again`` every row counts as changed.
+    ``known``: Parquet files with the columns ``_cdc_key``, position and ``_cdc_row_hash``, or a CSV file with
+    these columns of a target. With ``again`` every row counts as changed.
     """
 
     def __init__(
@@ -138,7 +140,8 @@ class Difference:
         other = f"c._cdc_row_hash IS DISTINCT FROM k._cdc_row_hash OR ({here}) IS DISTINCT FROM ({there})"
         self._connection.execute(
             "CREATE TEMP TABLE changed AS SELECT c._cdc_key,"
-            # Without a row before, a comparison of rows would call NULL the highest.
+            # If there was no row before, it is new: a comparison of positions would treat NULL as the
+            # highest.
             f" k._cdc_key IS NOT NULL AND ({here}) < ({there}) AS back"
             " FROM came c LEFT JOIN known k ON c._cdc_key = k._cdc_key"
             f" WHERE k._cdc_key IS NULL OR {'true' if again else other}"
@@ -151,7 +154,7 @@ class Difference:
         self._connection.close()
 
     def counts(self) -> tuple[int, int]:
-        """How many rows are new or other, and how many are gone."""
+        """Return how many rows are new or changed, and how many are gone."""
         gone = f"SELECT count(*) FROM ({self._vanished()})"
         ((other, vanished),) = self._connection.execute(
             f"SELECT (SELECT count(*) FROM changed), ({gone})"
@@ -159,7 +162,7 @@ class Difference:
         return other, vanished
 
     def highest(self) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]:
-        """The highest position of the files that came, and of what was known; None where there is none."""
+        """Return the highest position in the added files, and in what was known; None where there is none."""
         highest = []
         for view in ("came", "known"):
             highest += self._connection.execute(
@@ -168,13 +171,13 @@ class Difference:
         return highest[0][0], highest[1][0]
 
     def lines(self) -> Iterator[bytes]:
-        """The changed rows as lines for COPY, in blocks."""
+        """Yield the changed rows as lines for COPY, in blocks."""
         line = copy_line(target_columns(self._contract))
         return self._blocks(f"SELECT {line} FROM came WHERE _cdc_key IN (SELECT _cdc_key FROM changed)")
 
     def leaving(self) -> Iterator[bytes]:
-        """The keys of rows that are gone, and of rows that stand at an earlier position than before, as lines
-        for COPY: the key, and whether the row is gone."""
+        """Yield lines for COPY: the key of each row to delete, and whether the row is gone. Rows that now
+        have an earlier position than before are deleted too, and written again."""
         key = escaped("_cdc_key")
         leaving = f"{self._vanished()} UNION ALL SELECT _cdc_key, false FROM changed WHERE back"
         return self._blocks(f"SELECT concat({key}, chr(9), vanished, chr(10)) FROM ({leaving})")
@@ -190,7 +193,7 @@ class Difference:
         for batch in reader:
             lines = batch.column(0).cast(pa.large_string())
             if len(lines):
-                # The texts of an Arrow column follow one another: they are what COPY reads.
+                # Arrow stores the texts of a column one after another: that is what COPY reads.
                 bounds = pa.Array.from_buffers(
                     pa.int64(), len(lines) + 1, [None, lines.buffers()[1]], offset=lines.offset
                 )
@@ -204,7 +207,7 @@ class Difference:
             f"SELECT {', '.join(nothing)}, []::VARCHAR[] AS _cdc_unresolved, MAP {{}}::MAP(VARCHAR, VARCHAR)"
             f" AS _cdc_exact, {_nothing_known()}"
         )
-        # Files may be older than a column that the contract has gained.
+        # A file may be older than a column that the contract has gained, so add the columns that it lacks.
         if not files:
             return empty
         return f"SELECT * FROM {live_sql(self._connection, files)} UNION ALL BY NAME {empty}"

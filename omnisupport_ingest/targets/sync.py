@@ -1,14 +1,14 @@
-"""Bringing a target up to the current state of its table, in one transaction of the target.
+"""Bring a target up to the current state of its table, in one transaction of the target.
 
-In the transaction stand the rows, the deletes, new columns, and a row of ``_omnisupport_targets`` that
-names the version of the lake's table that the target has then. So a sync that dies has done nothing, and one
+The transaction contains the rows, the deletes, new columns, and a row of ``_omnisupport_targets`` that names
+the version of the lake's table that the target then has. So a sync that dies has done nothing, and a sync
 that is repeated finds nothing to do.
 
-**What is newer.** A row is written where its position is above that of the row that is there, or the same
-with another content (a replay or another contract may change a row without a newer event). Where the lake
-has taken events back (discarded, erased, rebuilt), so that a row stands at an earlier position than before,
-the old row is deleted first, in the same transaction. That is done only from a version of the lake's table
-above the one that the target names: ``TargetAhead`` refuses an older one. The lake stays the truth.
+**Which row is newer.** A row is written if its position is above that of the target's row, or equal with
+other content (a replay or another contract may change a row without a newer event). If the lake has taken
+events back (discarded, erased, rebuilt), a row may have an earlier position than before; then the old row is
+deleted first, in the same transaction. That happens only with a later version of the lake's table than the
+one that the target names: an older one is refused (``TargetAhead``). The lake stays the truth.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 NOTES = "_omnisupport_targets"
-"""The table in the schema of a target that says which version of the lake each target has."""
+"""The table, in the schema of a target, that records which version of the lake each target has."""
 
 _NOTE_COLUMNS = (
     "table_name text PRIMARY KEY, source text NOT NULL, contract text NOT NULL, table_id text NOT NULL,"
@@ -107,9 +107,13 @@ class SyncRecord:
 class TargetSynced:
     """What a sync did.
 
-    The target is at ``delta_version`` of the table ``table_id`` then. ``written`` rows were inserted or
-    updated, ``taken_back`` of them to an earlier position; ``deleted`` rows were gone from the current state.
-    ``whole``: all rows were compared, not only those of replaced files. ``added``: columns that it got.
+    Attributes:
+        table_id: the lake's table that the target now has, at ``delta_version``.
+        written: rows that were inserted or updated.
+        taken_back: rows that were set to an earlier position; they are among ``written``.
+        deleted: rows that were gone from the current state.
+        whole: all rows were compared, not only those of replaced files.
+        added: columns that the target got.
     """
 
     table: str
@@ -125,9 +129,10 @@ class TargetSynced:
 
 @dataclass(frozen=True, slots=True)
 class TargetLag:
-    """How far a target is behind. Null: not known, or nothing to compare with. ``problem``: why nothing is.
+    """How far a target is behind. None: not known, or there is nothing to compare with.
 
-    ``rows``: those that a sync would write or delete. ``seconds`` between the watermarks.
+    ``rows``: rows that a sync would write or delete. ``seconds``: between the watermarks. ``problem``: why
+    nothing is known.
     """
 
     table: str
@@ -146,8 +151,8 @@ def sync_target(
 ) -> TargetSynced:
     """Write to the target of ``contract`` what it lacks.
 
-    ``compare``: look at all rows, also where the versions say that nothing is missing. ``anew``: take the
-    lake as it is, though the target has a later state. Raises ``NoTarget``, ``TargetUnavailable``,
+    ``compare``: compare all rows, even if the versions say that nothing is missing. ``anew``: take the lake
+    as it is, even if the target has a later state. Raises ``NoTarget``, ``TargetUnavailable``,
     ``TargetRefused``, ``TargetAhead``, ``NotThereYet`` and ``ConnectionMissing``.
     """
     policy = _policy(contract)
@@ -157,7 +162,7 @@ def sync_target(
 
 
 def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
-    """How far the target of ``contract`` is behind the lake; a problem is reported, not raised."""
+    """Return how far the target of ``contract`` is behind the lake; a problem is reported, not raised."""
     policy = _policy(contract)
     table, name = f"{contract.source}.{contract.name}", f"{policy.schema}.{policy.table}"
     try:
@@ -202,7 +207,7 @@ class _Sync:
             self._connection.cursor() as cursor,
             scratch_folder(self._workspace.home.run, _SCRATCH) as scratch,
         ):
-            # Two syncs of one target wait for one another; the second then sees what the first has done.
+            # Two syncs of one target run one after the other, so the second sees what the first has done.
             lock = literal(f"omnisupport {self._policy.schema}.{self._policy.table}")
             cursor.execute(f"SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0))")
             synced = _sync_record(cursor, self._policy)
@@ -230,7 +235,7 @@ class _Sync:
             return self._done(state, counts, whole=since is None, added=added)
 
     def _shape(self, cursor: Any, synced: SyncRecord | None) -> tuple[bool, tuple[str, ...]]:
-        """Make or widen the table; whether it is new, and the columns it got."""
+        """Create the table or add columns; return whether it is new, and the columns it got."""
         policy = self._policy
         cursor.execute(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(policy.schema)}")
         if cursor.fetchone() is None:
@@ -259,7 +264,7 @@ class _Sync:
             cursor.execute(f"ALTER TABLE {self._name} ADD COLUMN {identifier(column.name)} {column.pg_type}")
         for name in (each.name for each in self._contract.source_columns if each.pii == DROP):
             if name in there:
-                # What the lake does not show, an earlier sync may have sent.
+                # An earlier sync may have sent values that the lake no longer shows.
                 column_name = identifier(name)
                 cursor.execute(
                     f"UPDATE {self._name} SET {column_name} = NULL WHERE {column_name} IS NOT NULL"
@@ -267,7 +272,7 @@ class _Sync:
         return False, tuple(column.name for column in added)
 
     def _refuse_shared(self, synced: SyncRecord | None) -> None:
-        """Two tables in one target would delete each other's rows."""
+        """Refuse a target that another table uses: the two would delete each other's rows."""
         mine = (self._contract.source, self._contract.name)
         if synced is not None and (synced.source, synced.contract) != mine:
             raise TargetRefused(
@@ -281,7 +286,8 @@ class _Sync:
             raise self._ahead(f"version {synced.version}, and the lake is at {state.snapshot.version}")
 
     def _refuse_behind(self, state: CurrentState, synced: SyncRecord, difference: Difference) -> None:
-        """Of a table that was made anew, or has another past, the position must not be an earlier one."""
+        """Refuse a lake table that was made again, or has another past, if its position is earlier than
+        the target's."""
         same = synced.table_id == state.snapshot.table_id
         if same and entry_of(state.snapshot, synced.version) in (synced.entry, None):
             return
@@ -297,7 +303,7 @@ class _Sync:
         )
 
     def _of_target(self, cursor: Any, scratch: Path) -> Path:
-        """The keys, positions and hashes that the target has, as a file."""
+        """Return a file with the keys, positions and hashes that the target has."""
         path = scratch / "known.csv"
         columns = ", ".join(("_cdc_key", *POSITION, "_cdc_row_hash"))
         # No failpoint: scratch files, which the next command removes if this process is killed.
@@ -306,7 +312,7 @@ class _Sync:
         return path
 
     def _merge(self, cursor: Any, difference: Difference, *, again: bool) -> tuple[int, int, int]:
-        """Write the difference; rows written, taken back and deleted."""
+        """Write the difference; return the numbers of rows written, taken back and deleted."""
         names = [identifier(column.name) for column in self._columns]
         # No failpoint: inside the transaction of the target, whose commit target.commit stands around.
         cursor.execute("CREATE TEMP TABLE leaving (_cdc_key text, gone boolean) ON COMMIT DROP")
@@ -374,14 +380,15 @@ class _Sync:
 def _since(
     state: CurrentState, synced: SyncRecord
 ) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]] | None:
-    """The files that came and went since what the target has; None if that is of another past."""
+    """Return the files that were added and removed since the version that the target has; None if the
+    lake's table has another past."""
     if synced.table_id != state.snapshot.table_id or entry_of(state.snapshot, synced.version) != synced.entry:
         return None
     return state.since(synced.version)
 
 
 def _sync_record(cursor: Any, policy: TargetPolicy) -> SyncRecord | None:
-    """What the target says that it has; None where there is none."""
+    """Return what the target records of its last sync; None if it records nothing."""
     notes = qualified(policy.schema, NOTES)
     cursor.execute(f"SELECT to_regclass({literal(notes)}), to_regclass({literal(_table(policy))})")
     if None in cursor.fetchone():
@@ -400,8 +407,9 @@ def _table(policy: TargetPolicy) -> str:
 
 
 class _Stream:
-    """Blocks of bytes, read as a file is. ``target``: the wait for the target, which may be silent while it
-    waits for a block.
+    """Blocks of bytes, read as a file.
+
+    ``target``: the wait for the target, which may be silent while the next block is made.
     """
 
     def __init__(self, blocks: Iterator[bytes], target: Awaited) -> None:
@@ -421,8 +429,9 @@ def _copy(cursor: Any, statement: str, blocks: Iterator[bytes]) -> None:
 
 
 class _Written(io.RawIOBase):
-    """A file to write to. ``target``: the wait for the target, which may be silent while a block is
-    written.
+    """A file to write to.
+
+    ``target``: the wait for the target, which may be silent while a block is written.
     """
 
     def __init__(self, file: IO[bytes], target: Awaited) -> None:
@@ -438,7 +447,7 @@ class _Written(io.RawIOBase):
 
 def _copy_out(cursor: Any, statement: str, file: IO[bytes]) -> None:
     with Awaited(cursor.connection, cursor.connection.silence) as target:
-        # psycopg2 writes line by line.
+        # Buffered, because psycopg2 writes line by line.
         buffer = io.BufferedWriter(_Written(file, target), _BLOCK_BYTES)
         cursor.copy_expert(statement, buffer)
         buffer.flush()
@@ -471,7 +480,7 @@ def _connect(contract: TableContract, policy: TargetPolicy) -> Connection:
 
 @contextmanager
 def _errors(contract: TableContract, policy: TargetPolicy) -> Iterator[None]:
-    """What the target refuses, said without a value of a row."""
+    """Turn errors of the target into ours, without values of rows."""
     name = f"{policy.schema}.{policy.table}"
     try:
         yield

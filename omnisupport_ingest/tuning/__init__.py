@@ -1,1 +1,1 @@
-"""Measuring what a setting costs and brings on this machine, and recommending one."""
+"""Measure what a setting costs and gains on this machine, and recommend one."""

@@ -1,8 +1,8 @@
-"""The curve of what was measured: latency against the age and the size of a batch, as SVG or PNG.
+"""Draw what was measured, as SVG or PNG: latency against the age and the size of a batch.
 
-The SVG is made by the same hand-written charts as the report, so it needs no library for plots and opens in a
-browser. The PNG is drawn by matplotlib, the extra ``png``. Both x axes reach over the range that the
-literature recommends, which is marked.
+The SVG uses the charts of the report, so it needs no library for plots and opens in a browser. The PNG is
+drawn by matplotlib, the extra ``png``. Both x axes cover the range that the literature recommends, which is
+marked.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ svg { font: 12px system-ui, sans-serif; color: #1c2330; background: #fff; }
 """
 
 _GAP = 34
-"""Room for the heading of a chart, in SVG user units."""
+"""Height of the heading of a chart, in SVG user units."""
 
 _MARGIN = 24
-"""Room at the right, for the end of the last number of an axis."""
+"""Width at the right for the end of an axis's last number, in SVG user units."""
 
 _Y = Axis("latency, seconds", "{:g} s".format)
 
@@ -62,14 +62,14 @@ class _Chart:
 
 
 def drawn(points: Sequence[Point]) -> str:
-    """The SVG of two charts: by the age that cuts a batch, and by the events that it has."""
+    """Return the SVG of two charts: by the age that cuts a batch, and by the events of a batch."""
     return _stacked(
         [(each.heading, chart(each.series, each.x, _Y, band=each.band)) for each in _charts(points)]
     )
 
 
 def require_plots() -> None:
-    """``NoPlots`` if matplotlib is not installed."""
+    """Raise ``NoPlots`` if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -80,7 +80,7 @@ def require_plots() -> None:
 
 
 def picture(points: Sequence[Point]) -> bytes:
-    """The PNG of the same two charts. ``NoPlots`` if matplotlib is not installed."""
+    """Return the PNG of the same two charts. Raises ``NoPlots`` if matplotlib is not installed."""
     require_plots()
     from matplotlib.figure import Figure
 
@@ -141,7 +141,7 @@ def _by_size(points: Sequence[Point]) -> list[Series]:
 
 
 def _percentiles(label: str, at: Sequence[float], percentiles: Sequence[Percentiles]) -> list[Series]:
-    """A line for each of three percentiles, over the places ``at`` on the x axis."""
+    """Return a line for each of three percentiles, at the x values ``at``."""
     return [
         Series(f"{label}, {rank}", tuple(zip(at, (getattr(each, rank) for each in percentiles), strict=True)))
         for rank in ("p50", "p95", "p99")
@@ -149,12 +149,12 @@ def _percentiles(label: str, at: Sequence[float], percentiles: Sequence[Percenti
 
 
 def _stacked(charts: Sequence[tuple[str, str]]) -> str:
-    """One document of all charts, each below its heading."""
+    """Return one SVG of all charts, each below its heading."""
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
     ET.SubElement(root, "style").text = _STYLE
     y, width = 0, 0
     for heading, text in charts:
-        # Our own text, written a moment ago.
+        # This is our own text, made a moment ago.
         part = ET.fromstring(text)  # noqa: S314
         _, _, across, down = (int(each) for each in part.get("viewBox", "").split())
         ET.SubElement(root, "text", {"x": "4", "y": str(y + 20), "class": "heading"}).text = heading

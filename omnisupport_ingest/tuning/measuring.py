@@ -1,13 +1,13 @@
-"""Real captures at several settings, on a platform that is gone afterwards or on the user's own.
+"""Measure real captures at several settings, on a temporary platform or on the user's own.
 
-A scratch home gets an embedded PostgreSQL with the demo's database, a slot and a publication of its own.
-For each setting a capture process starts with it, the demo's traffic runs for some seconds, and the manifests
-and the tables' logs say how long its events took, as they do in a report. The variables ``OMNISUPPORT_…`` and
-the ``.env`` of whoever asks are out of sight meanwhile, so no process can reach their source or home.
+The temporary platform is a home with an embedded PostgreSQL, the demo's database, a slot and a publication of
+its own. For each setting, a capture process starts with it, and the demo's traffic runs for some seconds. The
+manifests and the tables' logs then show the latency of the events, as in a report. The user's
+``OMNISUPPORT_…`` variables and ``.env`` are hidden meanwhile, so no process can reach the user's source or
+home.
 
-On the user's own home their capture runs with each setting in turn and lands what their programs commit
-meanwhile, as it always does: batches of another age are batches like any other. Nothing is written to the
-source.
+On the user's own home, capture runs with each setting in turn and lands whatever the user's programs commit,
+as always: batches of another age are batches like any other. Nothing is written to the source.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TAKEN_OVER = (
     "spark_properties",
     "spark_driver_memory",
 )
-"""Settings of whoever asks that change what is measured, and reach nothing of theirs."""
+"""The user's settings that change what is measured, and reach nothing of the user's."""
 
 _READY_SECONDS = 120.0
 _DONE_SECONDS = 900.0
@@ -79,10 +79,10 @@ class MeasuringFailed(IngestError):
 
 @dataclass(frozen=True)
 class Load:
-    """What each point is measured under for ``seconds``: the demo's traffic of ``rate`` changes a second.
+    """The load under which each point is measured for ``seconds``.
 
-    ``rate`` None: whatever the programs of the user's own source commit. ``to_dimension``: Spark and Dagster
-    run too, and latency is measured up to the dimensions.
+    ``rate``: changes a second of the demo's traffic; None: whatever the user's programs commit.
+    ``to_dimension``: Spark and Dagster run too, and latency is measured up to the dimensions.
     """
 
     rate: float | None
@@ -93,7 +93,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Measured:
-    """The platform that is measured: everything but capture runs."""
+    """The platform that is measured, with everything running except capture."""
 
     settings: Settings
     home: Home
@@ -111,9 +111,9 @@ class Measured:
 
 @contextmanager
 def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[Measured]:
-    """A platform in a new folder below ``folder``; nothing is left of it, whatever ends the block.
+    """Yield a platform in a new folder below ``folder``; remove all of it at the end, however the block ends.
 
-    ``settings``: of whoever asks, of which only those are taken that change what is measured.
+    ``settings``: of the user; only those that change what is measured are taken.
     """
     # No failpoint: scratch files, which the next command removes if this process is killed.
     path = Path(tempfile.mkdtemp(prefix=".omnisupport-tune-", dir=folder))
@@ -135,7 +135,7 @@ def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[
 
 @contextmanager
 def own(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measured]:
-    """The user's own platform, without its capture. ``HomeInUse`` while their platform runs."""
+    """Yield the user's own platform, without its capture. Raises ``HomeInUse`` while the platform runs."""
     with HomeLock(home, "tune"):
         services.check_source(settings, home, say)
         with _running(settings, home, load, say) as platform:
@@ -144,7 +144,7 @@ def own(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measur
 
 @contextmanager
 def _running(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measured]:
-    """Everything but capture, on a home whose lock is held."""
+    """Yield the platform with everything running except capture, on a home whose lock is held."""
     with Supervisor(home, report=say) as supervisor:
         try:
             if settings.source_dsn is None:
@@ -165,16 +165,16 @@ def _platform(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[
             try:
                 yield platform
             except ServiceFailed as failed:
-                # The logs that it names are gone in a moment.
+                # The logs that the error names will be removed in a moment, so quote their ends.
                 raise MeasuringFailed(failed.problem, fix=f"Its logs end with:\n{_ends_of(home)}") from None
     finally:
-        # Its data may lie outside of the home.
+        # The data of PostgreSQL may lie outside the home.
         EmbeddedPostgres(home.postgres).destroy()
         remove_socket_folder(home.run)
 
 
 def _ends_of(home: Home) -> str:
-    """The last lines of every log."""
+    """Return the last lines of every log."""
     log_ends = []
     for path in sorted(home.logs.glob("*.log")):
         lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
@@ -184,7 +184,8 @@ def _ends_of(home: Home) -> str:
 
 @contextmanager
 def _out_of_sight(folder: Path) -> Iterator[None]:
-    """Work in ``folder`` without any ``OMNISUPPORT_…``, so that no process finds settings of others."""
+    """Work in ``folder`` without any ``OMNISUPPORT_…`` variable, so that no process finds the user's
+    settings."""
     before = Path.cwd()
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.upper().startswith(PREFIX)}
     os.chdir(folder)
@@ -196,7 +197,7 @@ def _out_of_sight(folder: Path) -> Iterator[None]:
 
 
 def measure(platform: Measured, setting: Setting) -> Point:
-    """Capture the traffic of the load with ``setting``. ``MeasuringFailed`` if nothing of it lands."""
+    """Capture the traffic of the load with ``setting``. Raises ``MeasuringFailed`` if none of it lands."""
     supervisor = platform.supervisor
     tried = platform.settings.model_copy(
         update={"batch_max_seconds": setting.seconds, "batch_max_bytes": setting.bytes}
@@ -218,14 +219,14 @@ def measure(platform: Measured, setting: Setting) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Changes that were committed by us (0: by others), and the seconds that this took."""
+    """Number of changes that this program committed (0: others did), and the seconds that it took."""
 
     changes: int
     seconds: float
 
 
 def _point(platform: Measured, setting: Setting, began: datetime, traffic: _Traffic, spent: float) -> Point:
-    """The point of what has landed since ``began``; ``spent``: processor seconds since then."""
+    """Return the point of what has landed since ``began``. ``spent``: processor seconds since then."""
     workspace, source = platform.workspace, platform.settings.source
     facts = source_facts(workspace, source, most=_MOST_BATCHES)
     since = [] if facts is None else [each for each in facts.batches if each.landed_at >= began]
@@ -266,7 +267,7 @@ def _percentiles(latencies: Sequence[figures.Latency]) -> Percentiles:
 
 
 def _traffic(platform: Measured) -> _Traffic:
-    """Run the load, or wait while others do."""
+    """Run the load, or wait while others commit changes."""
     load, began = platform.load, time.monotonic()
     if load.rate is None:
         while (waited := time.monotonic() - began) < load.seconds:
@@ -289,7 +290,7 @@ def _captures(platform: Measured) -> bool:
     if slot is None or slot.active_pid is None:
         return False
     if platform.load.rate is None:
-        # Tables that are read meanwhile land in batches of their own, which are no part of a point.
+        # If tables are being read, their rows land in batches of their own, which count in no point.
         return True
     workspace, source = platform.workspace, platform.settings.source
     store = workspace.landing(source)
@@ -316,7 +317,8 @@ def _wait_for_all(platform: Measured) -> None:
 
 
 def _processor_seconds(platform: Measured) -> float:
-    """User and system time of the platform's processes so far; of PostgreSQL's nothing."""
+    """Return the user and system time of the platform's processes so far, in seconds, without
+    PostgreSQL's."""
     spent = 0.0
     for name, pid in running_services(platform.home.run).items():
         if name == services.POSTGRES:

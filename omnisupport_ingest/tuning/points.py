@@ -1,9 +1,9 @@
-"""What was measured at a setting, and which setting follows from that. Pure.
+"""What was measured at each setting, and which setting to recommend. Pure.
 
-The rule: of the points that keep every bound, those whose p95 is at most a tenth above the lowest; of these
-the one with the fewest batches. So a difference that is noise buys no work. A point that cuts its batches by
-size shows the curve and is never recommended: with less traffic its batches wait for their age again, and
-with more there is no bound on how many there are.
+The rule: take the points that keep every bound; of these, those whose p95 is at most a tenth above the
+lowest; of these, the one with the fewest batches. So a difference that is only noise causes no extra work. A
+point that cuts its batches by size is shown in the curve and never recommended: with less traffic its batches
+would wait for their age again, and with more traffic their number would have no bound.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ ALIKE = 1.1
 """Latencies that differ by no more than this factor count as one."""
 
 LEAST_TRAFFIC = 0.9
-"""Share of the asked rate that a point must have had, or it says nothing about that rate."""
+"""Share of the requested rate that a point must reach; otherwise it shows nothing about that rate."""
 
 LITERATURE_SECONDS = (60.0, 300.0)
 LITERATURE_ROWS = (50_000.0, 100_000.0)
-"""What others recommend for loading a warehouse: a batch every 1 to 5 minutes, of that many rows."""
+"""What others recommend for loading a warehouse: a batch every 1 to 5 minutes, and so many rows in a
+batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What cuts a batch: its age in seconds, or its size in bytes. ``by_size``: the size is what is tried."""
+    """What cuts a batch: its age in seconds, or its size in bytes. ``by_size``: the size is what is
+    measured."""
 
     seconds: float
     bytes: int
@@ -44,10 +46,12 @@ class Percentiles:
 class Point:
     """What was measured at ``setting``.
 
-    ``rate_asked`` and ``rate``: changes a second that were to be committed, and that were. ``events`` in
-    ``batches`` with ``files`` (data files and manifests) landed in ``seconds``. ``cpu``: processor seconds
-    of the platform's own processes per second; 1 is a whole core. ``dimension`` is None where it was not
-    measured.
+    Attributes:
+        rate_asked: changes a second that should have been committed.
+        rate: changes a second that were committed.
+        events: landed in ``batches`` with ``files`` (data files and manifests) within ``seconds``.
+        cpu: processor seconds of the platform's own processes per second; 1 is a whole core.
+        dimension: latency up to the dimension; None if it was not measured.
     """
 
     setting: Setting
@@ -63,12 +67,12 @@ class Point:
 
     @property
     def latency(self) -> Percentiles:
-        """Commit to dimension where that was measured, else commit to durable batch."""
+        """Latency from commit to dimension if that was measured, else from commit to durable batch."""
         return self.dimension or self.landing
 
     @property
     def end(self) -> str:
-        """What ``latency`` reaches to, in words."""
+        """Where ``latency`` ends, in words."""
         return "durable batch" if self.dimension is None else "dimension"
 
     @property
@@ -93,7 +97,7 @@ class Bounds:
     cpu: float
 
     def broken_by(self, point: Point) -> Iterator[str]:
-        """Each reason why ``point`` cannot be recommended, in words; nothing if it can."""
+        """Yield each reason why ``point`` cannot be recommended, in words; nothing if it can."""
         if point.rate < LEAST_TRAFFIC * point.rate_asked:
             yield f"{point.rate:,.0f} of {point.rate_asked:,.0f} changes/s reached"
         for measured, most, unit in (
@@ -106,7 +110,8 @@ class Bounds:
 
 
 def recommend(points: Iterable[Point], bounds: Bounds) -> Point | None:
-    """The point that the rule above chooses; None if none that may be recommended keeps every bound."""
+    """Return the point that the rule above chooses; None if no point that may be recommended keeps every
+    bound."""
     kept = [each for each in points if not each.setting.by_size and not any(bounds.broken_by(each))]
     if not kept:
         return None
@@ -116,7 +121,7 @@ def recommend(points: Iterable[Point], bounds: Bounds) -> Point | None:
 
 
 def settings_to_try(intervals: Sequence[float], sizes: Sequence[int], usual_bytes: int) -> list[Setting]:
-    """Each of ``intervals`` (seconds) with the usual size, and each of ``sizes`` (bytes) with the longest
-    interval, so that the size cuts the batches. Ascending; each once."""
+    """Return the settings to try: each of ``intervals`` (seconds) with the usual size, and each of
+    ``sizes`` (bytes) with the longest interval, so that the size cuts the batches. Ascending; each once."""
     by_age = [Setting(each, usual_bytes) for each in sorted(set(intervals))]
     return by_age + [Setting(by_age[-1].seconds, each, by_size=True) for each in sorted(set(sizes))]

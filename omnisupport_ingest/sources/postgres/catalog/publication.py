@@ -44,8 +44,8 @@ class Publication:
 
     Unless it publishes via partition roots, ``tables`` contains partitions instead of their roots. Then
     ``roots`` contains the partitioned tables that it covers, each with those of its partitions that have
-    their own row filter or column list. ``named``: the tables that it lists individually. ``schemas``: the schemas that it publishes
-    whole.
+    their own row filter or column list. ``named``: the tables that it lists individually. ``schemas``: the
+    schemas that it publishes whole.
     """
 
     name: str
