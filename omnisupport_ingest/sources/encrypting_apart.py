@@ -73,7 +73,8 @@ class EncryptingProcess:
     """The process that encrypts for one source. Threads may share it."""
 
     def __init__(self, source: str, keys: SubjectKeys, *, idle_seconds: float = 60.0) -> None:
-        """``idle_seconds``: the process ends after so long without work; the next large block starts another."""
+        """``idle_seconds``: without work for so long, the process ends; the next large block starts
+        another."""
         self._command = [sys.executable, "-m", __name__, source, str(keys.path), str(idle_seconds)]
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False

@@ -86,7 +86,7 @@ class Recorder:
     partial: bool = False
 
     def take(self, contract: TableContract, columns: Sequence[ShownColumn], rows: Sighting) -> None:
-        """Record what has changed in the table of ``contract``. ``rows``: its rows, which have ``columns``."""
+        """Record what has changed in the table of ``contract``; ``rows`` are its rows, with ``columns``."""
         at, learned = min(rows.at, self.now), self.learned
         known = self.changes.tables().get(contract.name)
         if known is not None and known.at is not None and at <= known.at:

@@ -302,7 +302,7 @@ def _line_start(place: Partition) -> bytes:
 
 
 def _lines_of(place: Partition, records: Sequence[Record]) -> pa.BinaryArray:
-    """Return the lines of ``records``, with their values unchanged: for records that can be read in a block."""
+    """Return the lines of ``records``, which can be read in a block, with their values unchanged."""
     offsets = pa.array([each.offset for each in records], pa.int64())
     millis = pa.array([each.millis for each in records], pa.int64())
     keys, values, headers = (
@@ -343,7 +343,7 @@ def _text(value: bytes | str | None) -> str | None:
 
 
 def _header(value: bytes | str | None) -> Any:
-    """Return the value of a header: parsed if it is a JSON object or string, as the JSON converter writes it."""
+    """Return the value of a header, parsed if it is a JSON object or string, as the JSON converter writes."""
     text = _text(value)
     if text is not None and text[:1] in ("{", '"'):
         try:

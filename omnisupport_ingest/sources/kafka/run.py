@@ -69,7 +69,7 @@ class KafkaSource:
 
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home, settings: Settings) -> Self:
-        """Return the source of ``definition`` in ``home``. Raises ``KafkaRefused`` if no contract names it."""
+        """Return the source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
         _require_contract(definition, contracts)
         store = encrypting_store(home, definition.name, contracts.of_source(definition.name))
         skew = timedelta(seconds=settings.max_clock_skew_seconds)

@@ -1,7 +1,7 @@
-"""What may be done about a fault of a delivery: kind of fault by policy, as data.
+"""The policies for faults of a delivery, as data: for each kind of fault, what each policy does.
 
-The refusals of ``contracts/seed_manifest.schema.json`` and the table in ``docs/manifests.md`` say what
-stands here, and a test holds them equal.
+The refusals of ``contracts/seed_manifest.schema.json`` and the table in ``docs/manifests.md`` repeat this
+module; a test holds them equal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ACCEPT, WARN, QUARANTINE, REJECT = ACTIONS = ("accept", "warn", "quarantine", "reject")
-"""Policies, from the mildest. ``reject``: nothing of the delivery lands, and the command says why."""
+"""Policies, the mildest first. ``reject``: nothing of the delivery lands, and the command says why."""
 
 FULL_SNAPSHOT, INCREMENTAL, BACKFILL = ROW_MODES = ("full_snapshot", "incremental_cursor", "backfill")
 CDC, REPLAY = "cdc", "replay"
@@ -21,7 +21,7 @@ MODES = (*ROW_MODES, CDC, REPLAY)
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A policy that is carried out, and its effect."""
+    """A policy that is supported, and its effect."""
 
     effect: str
 
@@ -56,7 +56,7 @@ OPTIONAL: Mapping[str, str] = {
     "duplicate_delivery": ACCEPT,
     "missing_file": REJECT,
 }
-"""What holds where a manifest does not name the kind of fault; the other kinds must be named."""
+"""The policy for a kind of fault that a manifest does not name; the other kinds must be named."""
 
 RULES: Mapping[str, tuple[Rule, Rule, Rule, Rule]] = {
     "checksum": (
@@ -108,7 +108,7 @@ RULES: Mapping[str, tuple[Rule, Rule, Rule, Rule]] = {
         _REJECTS,
     ),
 }
-"""Kind of fault → what each of ``ACTIONS`` does, of a delivery of rows."""
+"""Kind of fault → the effect of each of ``ACTIONS`` in a delivery of rows."""
 
 _NO_FILES = Refused("a replay reads no file")
 _EVENTS = Refused("its rows are events, which find their places one by one; a whole file cannot wait")
@@ -122,11 +122,11 @@ _OF_EVENTS: Mapping[tuple[str, str], Rule] = {
     ("unknown_column", REJECT): _WIDER,
     ("row", REJECT): Refused("the change has happened at the source, so its event is kept and waits"),
 }
-"""Where a delivery of events differs."""
+"""The exceptions for a delivery of events."""
 
 
 def rule(mode: str, fault: str, action: str) -> Rule:
-    """What ``action`` does about ``fault`` in a delivery of ``mode``."""
+    """Return what ``action`` does about ``fault`` in a delivery of ``mode``, or why the schema refuses it."""
     if mode == REPLAY and (fault != "missing_file"):
         return _NO_FILES
     matching = RULES[fault][ACTIONS.index(action)]
@@ -136,12 +136,12 @@ def rule(mode: str, fault: str, action: str) -> Rule:
 
 
 def allowed(mode: str, fault: str) -> list[str]:
-    """The policies that ``mode`` carries out for ``fault``."""
+    """Return the policies that ``mode`` supports for ``fault``."""
     return [action for action in ACTIONS if isinstance(rule(mode, fault, action), Effect)]
 
 
 def gates_schema() -> dict[str, Any]:
-    """``properties.gates`` of the JSON Schema: every kind of fault and every policy."""
+    """Return ``properties.gates`` of the JSON Schema: every kind of fault and every policy."""
     return {
         "description": "Say what to do about each kind of fault: accept, warn, quarantine or reject.",
         "type": "object",
@@ -154,7 +154,7 @@ def gates_schema() -> dict[str, Any]:
 
 
 def modes_schema() -> list[dict[str, Any]]:
-    """``allOf`` of the JSON Schema: what each load mode has, and which policies it refuses."""
+    """Return ``allOf`` of the JSON Schema: the members of each load mode, and the policies it refuses."""
     named = [fault for fault in FAULTS if fault not in OPTIONAL]
     only_replay = {"description": "Take it out: only load mode replay has it.", "not": {}}
     conditions = []
@@ -172,7 +172,7 @@ def modes_schema() -> list[dict[str, Any]]:
 
 
 def gates_table() -> str:
-    """The table of the docs, in Markdown."""
+    """Return the table of the docs, in Markdown."""
     lines = [f"| fault | {' | '.join(ACTIONS)} |", f"|---|{'---|' * len(ACTIONS)}"]
     for fault in FAULTS:
         cells = [_cell(RULES[fault][number]) for number in range(len(ACTIONS))]
