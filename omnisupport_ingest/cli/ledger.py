@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
 
 _SOURCE_SECONDS = 1.0
-"""How long the source may take to say how its slot is."""
+"""Seconds that the source may take to report the state of its slot."""
 
 
 @click.command()
@@ -63,7 +63,7 @@ def ledger(source: str | None, as_json: bool) -> int:
 
 
 def account_documents(source: str | None) -> list[dict[str, Any]]:
-    """The accounts of one source, or of all that are in use, as JSON values."""
+    """Return the accounts of one source, or of all in use, as JSON values."""
     return [_document(each) for each in _accounts(source)]
 
 
@@ -87,7 +87,8 @@ def _account(workspace: Workspace, source: str, slot_problem: str | None) -> Los
 
 
 def _slot_problems(settings: Settings, workspace: Workspace) -> dict[str, str]:
-    """Why the server of a log cannot send what comes next, by source; nothing of one that does not answer."""
+    """Return why the server of a log cannot send what comes next, by source; a server that does not answer is
+    left out."""
     from omnisupport_ingest.cli.status import log_probes
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
