@@ -1,4 +1,4 @@
-"""The place of an event in the history of its source: ``Lsn`` and ``Position``.
+"""Positions of events in the history of their source: ``Lsn`` and ``Position``.
 
 A ``Position`` is the identity of an event, its dedupe key and its order in one. The LSN of a change is none
 of these: several rows can share it, and a transaction that began before a snapshot may commit after it.

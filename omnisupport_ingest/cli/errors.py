@@ -67,8 +67,8 @@ EXIT_CODES = {
 }
 
 NAMED_LOG: ContextVar[str | None] = ContextVar("named_log", default=None)
-"""The log that the command names. The fixes of errors are written for the home's own source, so its name is
-added."""
+"""The log that the command names, if it is not the home's own. The fixes of errors are written for the home's
+own source; a note then names this log."""
 
 
 class SettingsRefused(IngestError):
