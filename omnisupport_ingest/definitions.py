@@ -34,8 +34,8 @@ from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
 class SparkResource(LazyPySparkResource):
     """dagster-pyspark's lazy session, opened where the platform runs Spark.
 
-    The first use in a step chooses between the warm Spark Connect server and a JVM in this process. Loading
-    the definitions must not choose, because it must not need Java or fix an address.
+    A step's first use chooses between the warm Spark Connect server and a JVM in this process. Loading the
+    definitions must not choose: it must neither need Java nor fix an address.
     """
 
     workspace: dg.ResourceDependency[Workspace]

@@ -121,7 +121,8 @@ class KafkaSource:
 def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path) -> tuple[Finding, ...]:
     """Return what prevents reading the topics of ``definition``, and further findings. Changes nothing.
 
-    ``landing``: as in ``lags``. If the cluster cannot be reached or lacks a topic, that is the only finding.
+    ``landing``: as in ``lags``. If the cluster cannot be reached, or has none of the topics, that is the only
+    finding.
     """
     assert definition.kafka is not None
     try:
