@@ -1,12 +1,13 @@
 """Landing and lake in an object store, by ``obstore``: S3 first; GCS and Azure by the same calls, untested.
 
-What a link and an fsync are on a disk, a put is here. ``create`` is a put that the store refuses if the
-object is there (S3: ``If-None-Match: *``); nothing is renamed. An answer may be lost after the store has
-carried a put out, and the library asks again: each put-if-absent carries a token, so the object tells
-whose it is. A put of a file is one object or none: parts of an upload that was cut off are no object. Each
-request carries a checksum (SHA-256), which the store holds against what it received.
+A put does here what a link and an fsync do on a disk. ``create`` is a put that the store refuses if the
+object exists (S3: ``If-None-Match: *``); nothing is renamed. The answer may be lost after the store has
+carried out a put, and the library then tries again. So each put-if-absent carries a token, and the object
+shows whose put it was. A put of a file makes one whole object or none: the parts of an interrupted upload are
+no object. Each request carries a checksum (SHA-256), which the store compares with what it received.
 
-A copy below the home is made after the object, never before; so what is here is there, but for drafts.
+A copy below the home is made after its object, never before. So every local file except drafts is also in the
+store.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _AT_ONCE = 8
-"""Requests in flight of one upload or look."""
+"""Most requests at the same time in one upload or look."""
 
 _TOKEN = "omnisupport-writer"  # noqa: S105 - the name of a piece of metadata
 _OBJECTS = "user.omnisupport.objects"
-"""Extended attribute of a file here: the keys of objects with its bytes. All hard links of it have it."""
+"""Extended attribute of a local file: the keys of the objects with the same bytes. All hard links of a file
+share it."""
 _VERSION = "user.omnisupport.version"
 
 _PROBE = "probe"
@@ -47,25 +49,27 @@ _LOG = "_delta_log"
 """The folder of a table's log."""
 
 _LOOK_SECONDS = 5.0
-"""How often to ask for what other machines have landed."""
+"""Seconds between two looks for what other machines have landed."""
 
 _LOOK_AT_ALL_SECONDS = 600.0
-"""How often to list everything; in between, only what follows the highest name known."""
+"""Seconds between two complete listings; looks in between list only names after the highest known one."""
 
 _STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
 
 _STREAM = re.compile(r"e[0-9]{6,9}-s-")
 
 _DRAFT = re.compile(rf"/{DRAFTS}/[0-9a-f]{{32}}/")
-"""In the key of a draft (``lake.drafts``); a source or a table may be called like the folder, too."""
+"""Matches the key of a draft (``lake.drafts``). The whole path counts, because a source or a table may have
+the name of that folder."""
 
 _process: int | None = None
-"""The process that has used the library: it may not be forked from then on."""
+"""The id of the process that has used the library; it must not be forked from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """When records were looked for, and all of them (monotonic seconds); the highest stream batch known."""
+    """The last look for records, and the last complete one (monotonic seconds); the highest stream batch
+    known."""
 
     at: float
     all_at: float
@@ -75,7 +79,7 @@ class _Look:
 class BucketStorage:
     """Objects under ``prefix`` in the bucket ``url``, with copies below ``home``. Thread-safe.
 
-    ``copies``: where the copies are instead, for who only reads and sends (``visiting``).
+    ``copies``: another folder for the copies, for a process that only visits the home (``visiting``).
     """
 
     is_local = False
@@ -102,7 +106,7 @@ class BucketStorage:
                 )
                 version = put["e_tag"]
             except AlreadyExistsError:
-                # Ours, if the answer to an earlier try of the same put was lost.
+                # If the answer to an earlier try of this put was lost, the object is ours.
                 got = obstore.get(self._store, key)
                 if got.attributes.get(_TOKEN) != token:
                     self.at_hand(path)
@@ -130,7 +134,8 @@ class BucketStorage:
         self._copy(path, content, put["e_tag"])
 
     def upload(self, paths: Iterable[Path]) -> None:
-        """Upload files. The store itself copies a file that is a hard link of one that it has."""
+        """Upload files. If a file is a hard link of one that the store has, the store copies that object
+        itself."""
         paths = list(paths)
         self._require_process()
         with ThreadPoolExecutor(min(_AT_ONCE, len(paths) or 1)) as pool:
@@ -144,12 +149,12 @@ class BucketStorage:
             return
         self._put_file(path, key)
         if key not in holding:
-            # A draft is deleted soon.
+            # The key of a draft is left out: a draft is deleted soon.
             stay = [each for each in holding if _DRAFT.search(each) is None]
             _set_attribute(path, _OBJECTS, " ".join([*stay, key]))
 
     def send_file(self, file: Path, path: Path) -> None:
-        """Put the finished ``file``, which is anywhere on this machine, as the object of ``path``."""
+        """Put the finished ``file``, which may be anywhere on this machine, as the object of ``path``."""
         self._put_file(file, self.key(path))
 
     def _put_file(self, file: Path, key: str) -> None:
@@ -193,7 +198,8 @@ class BucketStorage:
         path.unlink(missing_ok=True)
 
     def remove_folder(self, folder: Path) -> bool:
-        """A table loses its log first: so what an interrupted call leaves is no table, but files of none."""
+        """Delete the objects below ``folder``. The log of a table goes first, so that an interrupted call
+        leaves files that belong to no table, and never a damaged table."""
         found = [each.path for each in self._listed(folder, None)]
         # No failpoint: its callers put one around the call.
         for path in found:
@@ -218,8 +224,10 @@ class BucketStorage:
         return path if self._copies is self._home else self._copies / self.key(path)
 
     def _is_at_hand(self, path: Path, copy: Path) -> bool:
-        """Whether ``copy`` is of what the store has. Only in the log of a table may another file have its
-        name now: the table was dropped and made again."""
+        """Whether ``copy`` is a copy of what the store has now.
+
+        Only in the log of a table may a name have another content: the table was dropped and made again.
+        """
         if _LOG not in path.parts or not copy.exists():
             return copy.exists()
         version = self.version(path)
@@ -232,8 +240,8 @@ class BucketStorage:
         return False
 
     def fetch(self, of: Path, path: Path) -> None:
-        """Bring the object of ``of`` to the file ``path``, which is anywhere on this machine; nothing is done
-        if there is none."""
+        """Download the object of ``of`` to the file ``path``, which may be anywhere on this machine. Does
+        nothing if there is no object."""
         import obstore
 
         with self._answers():
@@ -304,7 +312,8 @@ class BucketStorage:
         return self._listed(folder, None)
 
     def _listed(self, folder: Path, after: str | None) -> Iterator[Kept]:
-        """Objects below ``folder``, a thousand a request; ``after``: the name below which none is wanted."""
+        """Yield the objects below ``folder``, listed a thousand per request. ``after``: only names above this
+        one."""
         import obstore
 
         key = self.key(folder)
@@ -324,8 +333,12 @@ class BucketStorage:
         return sorted(each.rstrip("/").rpartition("/")[2] for each in below)
 
     def bring(self, folder: Path, *, afresh: bool = False) -> None:
-        """All records when a process first asks and every ten minutes; in between, every five seconds, the
-        manifests that follow the highest stream batch that is known: one request, however many there are."""
+        """Download the records of ``folder`` that are new.
+
+        The first call in a process, and a call every ten minutes, looks for all records. In between, at most
+        every five seconds, a call looks for manifests after the highest known stream batch, which needs one
+        request for up to a thousand of them.
+        """
         now = time.monotonic()
         with self._lock:
             look = None if afresh else self._looked.get(folder)
@@ -359,7 +372,7 @@ class BucketStorage:
     def _is_news(self, kept: Kept) -> bool:
         if not kept.path.exists():
             return True
-        # Manifests and epochs never change; other records do, and say which version they are.
+        # Manifests and epochs never change. Other records do, so their versions are compared.
         if kept.path.parent.name in ("manifests", "epochs"):
             return False
         return _attribute(kept.path, _VERSION) != kept.version
@@ -374,14 +387,15 @@ class BucketStorage:
     def copies(self, folder: Path) -> Iterator[Path]:
         for file in (each for each in folder.rglob("*") if each.suffix in (".parquet", ".bin")):
             with contextlib.suppress(FileNotFoundError):
-                # A hard link of a copy, in a draft of a running writer, has the keys of the copy alone.
+                # A draft of a running writer may have a hard link of a copy. The link has only the keys of
+                # the copy.
                 if f" {self.key(file)} " in f" {_attribute(file, _OBJECTS)} ":
                     yield file
 
     def keeps_versions(self) -> bool:
         import obstore
 
-        # Put, not looked at: what was put before a bucket kept versions has none.
+        # A new object is put: an object from before the bucket kept versions has no version.
         with self._answers():
             # No failpoint: an object that nobody reads.
             put = obstore.put(self._store, _PROBE, b"", use_multipart=False)
@@ -395,11 +409,11 @@ class BucketStorage:
 
     @property
     def place(self) -> tuple[str, str]:
-        """The path of the home, and the URL at which it keeps landing and lake."""
+        """The path of the home, and the URL of its landing and lake."""
         return os.fspath(self._home), f"{self._url}/{self._prefix}"
 
     def key(self, path: Path) -> str:
-        """Return the key of a path of the home, without the prefix."""
+        """Return the key of a path of the home, without the prefix of the home."""
         return path.relative_to(self._home).as_posix()
 
     def _full(self, key: str) -> str:
@@ -417,8 +431,8 @@ class BucketStorage:
         return self._opened
 
     def _require_process(self) -> None:
-        """Refuse to work in a forked process: there the library would wait for ever for threads that it
-        lacks."""
+        """Refuse to work in a forked process: it lacks the library's threads, for which the library would
+        wait without end."""
         global _process
         if _process is None:
             _process = os.getpid()
@@ -432,11 +446,12 @@ class BucketStorage:
         try:
             yield
         except (BaseError, FileNotFoundError) as problem:
-            # Whoever expects that an object is missing has looked before: here it is the bucket.
+            # Callers that expect a missing object have handled it before: here the bucket is missing.
             raise self.unreachable(problem) from None
 
     def unreachable(self, problem: Exception) -> IngestError:
-        # The library's message repeats the request, which may be signed: only its kind is named.
+        # Only the kind of the problem is named: the library's message repeats the request, which may be
+        # signed.
         status = _STATUS.search(str(problem))
         kind = status[1] if status is not None else type(problem).__name__
         return StorageUnreachable(
@@ -466,7 +481,7 @@ def _attribute(path: Path, name: str) -> str | None:
 def _set_attribute(path: Path, name: str, value: str) -> None:
     """Set an attribute of a file.
 
-    On a file system without attributes, files are sent or brought once more than needed.
+    On a file system without attributes, files are uploaded or downloaded once more than necessary.
     """
     with contextlib.suppress(OSError):
         os.setxattr(path, name, value.encode())

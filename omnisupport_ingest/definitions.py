@@ -1,4 +1,4 @@
-"""The code location: what Dagster loads. Loading reads settings and contracts, and starts nothing."""
+"""The code location that Dagster loads. Loading reads settings and contracts, and starts nothing."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class SparkResource(LazyPySparkResource):
 
 
 def build_resources(workspace: Workspace) -> dict[str, Any]:
-    """The resources of the code location; neither opens anything before it is used."""
+    """Return the resources of the code location. None of them opens anything before it is used."""
     return {
         "workspace": workspace,
         "pyspark": SparkResource(spark_config=session_conf(workspace.settings), workspace=workspace),
@@ -63,7 +63,7 @@ def window_partitions(grid: WindowGrid) -> dg.TimeWindowPartitionsDefinition:
 
 
 def build_definitions(workspace: Workspace) -> dg.Definitions:
-    """Assets, checks, jobs and sensors of every source that has contracts."""
+    """Return assets, checks, jobs and sensors of every source that has contracts."""
     partitions = window_partitions(workspace.grid)
     sources = sources_in_force(workspace.settings, workspace.contracts)
     parts = [
@@ -81,7 +81,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
         content_checks = build_content_checks(contracts)
         definition = sources.find(source)
         captured = definition.kind is SourceKind.LOG
-        # It asks the server, which an ingest run does not need.
+        # The check queries the server, which an ingest run does not need.
         asking_checks = [source_health_check(definition)] if captured else []
         jobs = build_jobs(
             workspace.contracts,
@@ -124,7 +124,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
 
 
 _kept: dg.Definitions | None = None
-"""What ``keep_definitions`` has loaded."""
+"""The definitions that ``keep_definitions`` has loaded."""
 
 
 @dg.definitions
@@ -134,7 +134,8 @@ def defs() -> dg.Definitions:
 
 
 def keep_definitions() -> None:
-    """Load the definitions once for this process and its forks; the caller sees that they stay current."""
+    """Load the definitions once for this process and its forks. The caller must see that they stay
+    current."""
     global _kept
     _kept = _load()
     _kept.get_repository_def()

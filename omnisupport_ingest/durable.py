@@ -1,4 +1,4 @@
-"""Writing files so that they survive a power cut: fsync of the file and of its folder; and lock files."""
+"""Writes files that survive a power cut (fsync of the file and of its folder), and opens lock files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnisupport_ingest.errors import IngestError
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
+    """Make the names in ``folder`` durable (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -21,7 +21,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of ``path`` durable."""
+    """Make the content of ``path`` durable (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,10 +39,11 @@ class LockUnusable(IngestError):
 
 
 def open_lock(path: Path, *, create: bool = True) -> int:
-    """A descriptor of the lock file ``path``, readable by its owner only; not inherited by child processes.
+    """Return a descriptor of the lock file ``path``; only its owner can read the file, and child processes do
+    not inherit the descriptor.
 
-    Never waits: a pipe in its place is ``LockUnusable``, as is whatever else is no regular file. Without
-    ``create`` a file that is missing is ``FileNotFoundError``.
+    Never waits. Raises ``LockUnusable`` if there is a pipe or anything else that is no regular file, and
+    ``FileNotFoundError`` if the file is missing and not to be created (``create``).
     """
     try:
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
@@ -67,9 +68,9 @@ def _no_lock(path: Path) -> LockUnusable:
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create ``path`` with all of ``content``, durable, readable by its owner only.
 
-    Returns whether this call created it: false if it was there before. No reader ever sees a part
-    of it: the content is written under another name first and linked to ``path``, which fails if
-    ``path`` exists (POSIX ``link``).
+    Returns whether this call created it; False if it existed. No reader ever sees a part of it: the content
+    is first written under another name, then linked to ``path``, which fails if ``path`` exists (POSIX
+    ``link``).
     """
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     # No failpoint: its callers put one around the call.
@@ -90,7 +91,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``, durable, in one step: readers see the old or the new file."""
+    """Write ``content`` to ``path`` in one durable step: readers see the old or the new file."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     # No failpoint: its callers put one around the call.
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

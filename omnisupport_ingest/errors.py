@@ -1,4 +1,4 @@
-"""The one base class of every error a person may see: what is wrong, and what to do about it."""
+"""The base class of every error that a person may see: what is wrong, and how to fix it."""
 
 
 class IngestError(Exception):

@@ -1,11 +1,12 @@
 """Failpoints: where a crash test ends the process as ``kill -9`` would.
 
-Whatever outlives the process (a file, a commit, a confirmation) is done inside ``with failpoint(name):``. A
-failpoint has two points, one just before its effect and one just after; ``OMNISUPPORT_FAILPOINT`` names the
-point to die at. Recovery is only proved by dying for real: an exception would still run ``finally`` blocks
-and flush buffers. A failpoint costs one comparison at each point when no test asks for it. This module and
-``settings`` are the only readers of the environment; a failpoint is no setting, so it is not listed there.
-Names are written out where they are used; docs/recovery.md says what is durable behind each.
+Every effect that outlives the process (a file, a commit, a confirmation) happens inside ``with
+failpoint(name):``. A failpoint has two points, one just before its effect and one just after;
+``OMNISUPPORT_FAILPOINT`` names the point to die at. Only a real death proves recovery: an exception would
+still run ``finally`` blocks and flush buffers. If no test uses it, a failpoint costs one comparison at each
+point. This module and ``settings`` are the only readers of the environment; a failpoint is no setting, so it
+is not listed there. Names are written out where they are used; docs/recovery.md says what is durable behind
+each.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FORM = re.compile(r"(?P<point>[a-z_.]+\.(?:before|after))(?:@(?P<of>[^:]+))?(?:
 
 @dataclass(slots=True)
 class _Armed:
-    """A failpoint that the environment sets."""
+    """A failpoint that is set in the environment."""
 
     point: str
     of: str
@@ -59,13 +60,14 @@ _watcher: Callable[[str, object], AbstractContextManager[object]] | None = None
 
 
 def watched_by(watcher: Callable[[str, object], AbstractContextManager[object]] | None) -> None:
-    """Enter the context that ``watcher`` makes of name and object around each effect; None: stop that."""
+    """From now on, enter the context that ``watcher`` makes of name and object around each effect; None: stop
+    that."""
     global _watcher
     _watcher = watcher
 
 
 class failpoint:
-    """``with failpoint(name, of):`` around one durable effect on ``of`` (used by filters and watchers only).
+    """``with failpoint(name, of):`` around one durable effect on ``of``, which only filters and watchers use.
 
     The point ``name.after`` is passed only if the effect did not raise.
     """

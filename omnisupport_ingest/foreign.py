@@ -1,11 +1,12 @@
-"""Reading what somebody else wrote: a file that may be anything, and JSON that may hold anything.
+"""Reads what other programs or people wrote: a file that may be anything, and JSON that may contain anything.
 
-Both give a result or one of two errors, ``OSError`` and ``Unreadable``, and neither waits or fills the
-memory: a pipe in the place of a file is refused and not waited for, and JSON is bounded before it is parsed.
+Both either return a result or raise one of two errors, ``OSError`` and ``Unreadable``. Neither waits or fills
+the memory: a pipe in place of a file is refused, and JSON is limited before it is parsed.
 
-JSON is read the same way everywhere. Python's own reader takes half of a surrogate pair, a name twice,
-``NaN`` and bytes that are not UTF-8, ends with ``ValueError`` at a number of more than 4,300 digits, and with
-``RecursionError`` at a depth that depends on who calls it. None of these may decide what becomes of an event.
+JSON is read in the same way everywhere. Python's own reader accepts half of a surrogate pair, a repeated
+name, ``NaN``, and bytes that are not UTF-8. It raises ``ValueError`` for a number of more than 4,300 digits,
+and ``RecursionError`` at a depth that depends on its caller. None of these may decide what becomes of an
+event.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_NESTING = 200
-"""Objects and arrays within one another. Code that walks what was read may recurse, a few frames a level."""
+"""Most levels of nested objects and arrays. Code that walks the result may recurse, a few frames per
+level."""
 
 MAX_RECORD_BYTES = 256 * 1024 * 1024
-"""The largest record or document that is read."""
+"""The largest record or document that is read, in bytes."""
 
 _BLOCK = 1 << 20
 
@@ -31,9 +33,10 @@ _SHOWN = 80
 """Letters of a value that a message shows."""
 
 _SURELY_INT = 640
-"""Digits that Python turns into an ``int`` whatever its limit was set to (``sys.set_int_max_str_digits``)."""
+"""Most digits that Python always converts to an ``int``, whatever its limit
+(``sys.set_int_max_str_digits``)."""
 
-# A text is one token, its end missing or not, so that a scan never starts again within one.
+# A text is one token, even without its end, so that a scan never starts again inside a text.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -46,10 +49,10 @@ class Unreadable(ValueError):
 
 
 def read_file(path: Path, *, limit: int = MAX_RECORD_BYTES) -> bytes:
-    """The bytes of the regular file ``path``.
+    """Return the bytes of the regular file ``path``.
 
     Raises:
-        OSError: as the system says it (missing, not allowed, a loop of links).
+        OSError: the system's error (missing, not allowed, a loop of links).
         Unreadable: it is no regular file, or larger than ``limit`` bytes.
     """
     descriptor = open_file(path)
@@ -65,9 +68,9 @@ def read_file(path: Path, *, limit: int = MAX_RECORD_BYTES) -> bytes:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor to read the regular file ``path`` by; errors as of ``read_file``.
+    """Return a descriptor for reading the regular file ``path``. Raises the errors of ``read_file``.
 
-    Never waits: opening a pipe for reading would, until somebody writes to it.
+    Never waits: opening a pipe for reading would wait until another process writes to it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,15 +83,16 @@ def open_file(path: Path) -> int:
 
 
 def require_file(path: Path) -> None:
-    """Return if ``path`` is a regular file, for a library that opens it; errors as of ``read_file``."""
+    """Require that ``path`` is a regular file, before a library opens it. Raises the errors of
+    ``read_file``."""
     os.close(open_file(path))
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The JSON document in ``content``, UTF-8, that a person or a program wrote.
+    """Return the JSON document in ``content``, UTF-8, that a person or a program wrote.
 
     Raises:
-        Unreadable: for everything that is no such document; its text has no value but names of members.
+        Unreadable: it is no such document; the message contains names of members, and no values.
     """
     try:
         return _parsed(content, _PLAIN)
@@ -97,13 +101,13 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def parse_row(line: bytes | str) -> Any:
-    """The JSON document in ``line``, UTF-8, that holds values of rows: numbers keep every digit.
+    """Return the JSON document in ``line``, UTF-8, that holds values of rows: numbers keep every digit.
 
-    A fraction is a ``Decimal``, and so is a whole number of more digits than Python turns into an ``int``.
-    A NUL character is refused, as no text of PostgreSQL has one.
+    A fraction is a ``Decimal``, and so is a whole number with more digits than Python converts to an ``int``.
+    A NUL character is refused, because PostgreSQL's texts cannot have one.
 
     Raises:
-        Unreadable: for everything that is no such document; its text has neither values nor names.
+        Unreadable: it is no such document; the message contains neither values nor names.
     """
     try:
         document = _parsed(line, _DIGITS)
@@ -114,9 +118,10 @@ def parse_row(line: bytes | str) -> Any:
 
 
 def texts_only(text: str) -> Any:
-    """The JSON document in ``text`` with each number as the text it is; ``Unreadable`` as of ``parse_json``.
+    """Return the JSON document in ``text``, with each number as its text. Raises ``Unreadable`` as
+    ``parse_json``.
 
-    For rows that landed: a name that stands twice counts where it stands last.
+    For rows that have landed: of a repeated name, the last member counts.
     """
     refuse_depth(text)
     try:
@@ -129,20 +134,22 @@ def texts_only(text: str) -> Any:
 
 
 def refuse_nul(content: bytes | str, document: Any) -> None:
-    """``Unreadable`` if a text in ``document``, parsed from ``content``, holds a NUL character."""
+    """Raise ``Unreadable`` if a text in ``document``, which was parsed from ``content``, has a NUL
+    character."""
     escape = b"\\u0000" if isinstance(content, bytes) else "\\u0000"
-    # The escape may itself be escaped: JSON within a text, which is no character but six.
+    # The escape may itself be escaped, in JSON inside a text: then it is six characters and no NUL.
     if escape in content and any("\0" in text for text in _texts(document)):  # type: ignore[operator]
         raise Unreadable("it holds a NUL character, which no text of PostgreSQL does")
 
 
 def printable(path: Path) -> str:
-    """``path`` for a message: a name need not be UTF-8, and a message is."""
+    """Return ``path`` for a message, which is UTF-8; a file name need not be."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def on_one_line(text: str) -> str:
-    """``text`` for a message: a name that another chose may hold line ends, or commands of a terminal."""
+    """Return ``text`` for a message: a foreign name may contain line ends, or control characters of a
+    terminal."""
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
@@ -164,7 +171,7 @@ def _parsed(content: bytes | str, decoders: tuple[json.JSONDecoder, ...]) -> Any
         raise
     except (ValueError, ArithmeticError, RecursionError) as problem:
         raise Unreadable(_reason_of(problem)) from None
-    # Text that is UTF-8 can hold half of a pair only as an escape.
+    # Valid UTF-8 can contain half of a surrogate pair only as an escape.
     if _HALF.search(text):
         _refuse_halves(document)
     return document
@@ -177,13 +184,13 @@ def _decoded(text: str, decoders: tuple[json.JSONDecoder, ...]) -> Any:
         except (json.JSONDecodeError, _Twice, _NoNumber):
             raise
         except ValueError:
-            # A whole number has more digits than Python converts; the next decoder keeps it.
+            # A whole number has more digits than Python converts; the next decoder keeps them.
             continue
     return decoders[-1].decode(text)
 
 
 def refuse_depth(text: str) -> None:
-    """``Unreadable`` if the JSON in ``text`` is nested deeper than ``MAX_NESTING`` levels."""
+    """Raise ``Unreadable`` if the JSON in ``text`` is nested deeper than ``MAX_NESTING`` levels."""
     if text.count("[") + text.count("{") <= MAX_NESTING:
         return
     depth = 0
@@ -263,7 +270,7 @@ _TEXTS = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
 def _reason_of(problem: Exception) -> str:
-    """Return the reason without any value of the content."""
+    """Return the reason, without values of the content."""
     if isinstance(problem, json.JSONDecodeError | _NoNumber):
         return str(problem)
     if isinstance(problem, RecursionError):

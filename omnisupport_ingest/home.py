@@ -1,7 +1,7 @@
-"""The home folder: where landing, lake, Dagster's own files and logs live, and what they agree on.
+"""The home folder: the place of landing, lake, Dagster's own files and logs, and the facts that they share.
 
-``home.json`` is written once, when the folder is made. It fixes what must not change under data
-that is already there: the format version and the grid of windows.
+``home.json`` is written once, when the folder is made. It fixes what must not change under existing data: the
+format version and the grid of windows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMAT_VERSION = 2
 """
 
 _GRACE_BEFORE_CREATION = timedelta(hours=1)
-"""Windows start this long before the home: every window since the start is a Dagster partition."""
+"""Windows begin this long before the home is made: every window since then is a Dagster partition."""
 
 
 class HomeMismatch(IngestError):
@@ -62,7 +62,7 @@ class HomeUnwritable(IngestError):
 
 @dataclass(frozen=True)
 class Home:
-    """An opened home folder. Paths below it are made when first used, readable by the owner only."""
+    """An opened home folder. Folders below it are made when first used; only the owner can read them."""
 
     path: Path
     grid: WindowGrid
@@ -78,13 +78,13 @@ class Home:
         earlier: bool = False,
         storage: str | None = None,
     ) -> Home:
-        """Open the home at ``path``, making it if it is not there; ``HomeMismatch`` if it differs.
+        """Open the home at ``path``, or make it if it is missing. Raises ``HomeMismatch`` if it does not fit.
 
-        ``first`` (UTC): windows begin with the one that this time falls in; null: an hour before the
-        home is made. ``now`` (timezone-aware) is the time of creation, for tests. ``earlier``: a home of an
-        earlier format is opened, too, for who removes it or makes it one of this format (``adopt``).
-        ``storage``: URL of the object store for landing and lake of a new home; a home that another machine
-        has made there is taken as it is. ``StorageRefused`` if this home keeps them elsewhere.
+        ``first`` (UTC): windows begin with the one that contains this time; None: an hour before the home is
+        made. ``now`` (timezone-aware): the time of creation, for tests. ``earlier``: also open a home of an
+        earlier format, to remove it or to convert it (``adopt``). ``storage``: URL of the object store for
+        landing and lake of a new home; if another machine has made a home there, it is used as it is. Raises
+        ``StorageRefused`` if this home keeps them elsewhere.
         """
         path = path.expanduser().absolute()
         with _writable(path):
@@ -102,7 +102,7 @@ class Home:
             }
             if storage is not None:
                 record = _in_store(path, storage, record)
-            # Another process may be making the same home: the first marker counts, for both.
+            # Another process may be making the same home: the first marker counts for both.
             with failpoint("home.marker"), _writable(path):
                 create_exclusively(marker, encode(record))
         elif storage is not None:
@@ -125,13 +125,13 @@ class Home:
         return _FORMAT.decode(read_file(self._marker)).format_version < FORMAT_VERSION
 
     def adopt(self) -> None:
-        """Note that the home has the format of this program."""
+        """Record that the home now has the format of this program."""
         record = parse_json(read_file(self._marker)) | {"format_version": FORMAT_VERSION}
         with failpoint("home.marker"), _writable(self.path):
             replace_file(self._marker, encode(record))
 
     def move_to(self, storage: Storage, url: str) -> None:
-        """Note that landing and lake, which have been copied there, are kept by ``storage`` at ``url``."""
+        """Record that ``storage`` at ``url`` now keeps landing and lake, which have been copied there."""
         record = parse_json(read_file(self._marker))
         bucket, prefix = parse_storage(url)
         with failpoint("home.marker", "store"):
@@ -175,7 +175,7 @@ class Home:
 
     @property
     def inbox(self) -> Path:
-        """The watched folder for files of events. Made by who uses it: a watcher starts where it is."""
+        """The watched folder for files of events. Its user makes it; the watcher starts once it exists."""
         return self.path / "inbox"
 
     def _folder(self, name: str) -> Path:
@@ -190,7 +190,7 @@ class Home:
 def _writable(folder: Path) -> Iterator[None]:
     """Raise ``HomeUnwritable`` for ``folder`` if the block cannot write there.
 
-    A full disk keeps its own error.
+    The error of a full disk is raised unchanged.
     """
     try:
         yield
@@ -204,8 +204,11 @@ def _writable(folder: Path) -> Iterator[None]:
 
 
 def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, object]:
-    """The marker of a home whose landing and lake are at ``url``: the one that another machine has put there,
-    else ``record``, which is put there. Where that is, only the home's own copy says."""
+    """Return the marker of a home whose landing and lake are at ``url``: the one that another machine has put
+    there, or else ``record``, which is put there now.
+
+    Only the home's own copy of the marker has the URL.
+    """
     bucket, prefix = parse_storage(url)
     with failpoint("home.marker", "store"):
         content = open_storage(path, url).first(path / "home.json", encode(record))
@@ -214,7 +217,7 @@ def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, obje
 
 
 def _require_storage(path: Path, url: str) -> None:
-    """``StorageRefused`` if the home keeps landing and lake elsewhere than at ``url``."""
+    """Raise ``StorageRefused`` if the home keeps landing and lake elsewhere than at ``url``."""
     bucket, prefix = parse_storage(url)
     given_url, recorded_url = f"{bucket}/{prefix}".rstrip("/"), recorded_storage(path)
     if recorded_url == given_url:
@@ -238,7 +241,7 @@ def _truncated(window: WindowSize, moment: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """What is read of ``home.json``. What it has besides stays when it is written again."""
+    """The members of ``home.json`` that are read. Other members stay when it is written again."""
 
     format_version: int
     window: str

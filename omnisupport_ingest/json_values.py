@@ -1,7 +1,8 @@
-"""Value types as JSON and back, strictly: what a type does not allow is an error that names the field.
+"""Converts value types to JSON and back, strictly: what a type does not allow is an error that names the
+field.
 
-One object per dataclass, one member per field. An unknown or missing member, or a value of another
-type, is refused: a record that is read wrongly is worse than one that is not read.
+Each dataclass is one object, each field one member. An unknown or missing member, or a value of another type,
+is refused: reading a record wrongly is worse than not reading it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class FieldProblem(Unreadable):
 
 
 def to_plain(value: object) -> Any:
-    """``value`` as objects, arrays, strings and numbers; times in UTC, positions as their text."""
+    """Return ``value`` as objects, arrays, strings and numbers; times in UTC, positions as their text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, Lsn | Position | type):
         return {each.name: to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Lsn | Position):
@@ -59,8 +60,10 @@ def from_plain(kind: type[T], value: Any) -> T:
 
 
 def from_note(kind: type[T], value: Any, field: str = "") -> T:
-    """``from_plain`` for a record without a version, which programs of other versions write too: a member
-    that ``kind`` does not have is passed over, and one that is missing has its default if there is one."""
+    """Do the same for a record without a version, which programs of other versions write too.
+
+    A member that ``kind`` does not have is ignored; a missing one gets its default, if it has one.
+    """
     return typing.cast(T, _Reader(tolerant=True).read(kind, value, field))
 
 
@@ -104,7 +107,7 @@ class _Reader:
         except FieldProblem:
             raise
         except ValueError as problem:
-            # What a value type refuses of itself.
+            # The value type itself refuses the values.
             raise FieldProblem(field, f"is no {kind.__name__}: {problem}") from None
 
 
@@ -116,7 +119,8 @@ class _Form(Enum):
 
 @functools.cache
 def _form(kind: Any) -> tuple[_Form, Any]:
-    """How ``kind`` is written, and the type of what is in it. To ask a type takes longer than to read."""
+    """Return how ``kind`` is written, and the type of its elements. Cached: inspecting a type takes longer
+    than reading a value."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _Form.OPTIONAL, next(each for each in arguments if each is not type(None))
@@ -155,12 +159,12 @@ def _read_text(kind: Any, text: str, field: str) -> Any:
     except FieldProblem:
         raise
     except (ValueError, OverflowError):
-        # Near an end of the calendar a time may lie beyond it in UTC.
+        # A time near an end of the calendar may lie beyond it in UTC.
         raise FieldProblem(field, f"is {shortened(text)}, which is not a {kind.__name__}") from None
 
 
 def _of_type(kind: type, value: Any, field: str) -> Any:
-    # In Python true is an int; in a record it is not a number.
+    # In Python True is an int; in a record it is not a number.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise FieldProblem(field, f"must be {kind.__name__}, not {type(value).__name__}")
     return value

@@ -1,7 +1,7 @@
-"""A range of a table's keys: the part of a table that a snapshot is of, and that its boundary ends.
+"""A range of a table's keys: the part of the table that a snapshot reads and that its snapshot end covers.
 
-Whether a key lies in it is asked again long after the server said so, and without the server. So there
-are ranges only of types whose order the text of a value tells (``ORDERED_TYPES``).
+Long after the snapshot, and without the server, it must be decidable whether a key lies in the range. So
+ranges exist only for types whose order follows from the texts of their values (``ORDERED_TYPES``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from omnisupport_ingest.foreign import parse_json
 
 INTEGER, UUID, DATE, TEXT = "integer", "uuid", "date", "text"
-"""How the values of a column are ordered."""
+"""The orders that the values of a column can have."""
 
 ORDERED_TYPES: Mapping[str, str] = {
     "smallint": INTEGER,
@@ -27,8 +27,8 @@ ORDERED_TYPES: Mapping[str, str] = {
     "text": TEXT,
     "character varying": TEXT,
 }
-"""PostgreSQL's types (``format_type`` without a modifier) whose order follows from their text. Texts have
-it only in the collation ``C``, where they are ordered by their bytes."""
+"""PostgreSQL's types (``format_type`` without a modifier) whose order follows from the text of a value. Texts
+have such an order, that of their bytes, only in the collation ``C``."""
 
 _Ordered = tuple[Any, ...]
 
@@ -37,9 +37,8 @@ _Ordered = tuple[Any, ...]
 class KeyRange:
     """The keys from ``start`` to ``end``, both inclusive; None: open on that side.
 
-    A bound is the texts of the key's columns, in the contract's order, or of the first few of them: all
-    keys that begin with it belong to the range then. ``kinds``: the order of each column that a bound
-    names.
+    A bound has the texts of the key's columns, in the contract's order. It may have only the first few: then
+    all keys that begin with it belong to the range. ``kinds``: the order of each column in a bound.
     """
 
     kinds: tuple[str, ...]
@@ -59,8 +58,8 @@ class KeyRange:
     def holds(self, key: str) -> bool:
         """Whether ``key``, a JSON array of texts, lies in the range.
 
-        A key whose texts are no values of the range's types is no key of the server's table, so it lies in
-        no range.
+        A key whose texts are no values of the range's types cannot be in the server's table, so it is in no
+        range.
         """
         try:
             return self._holds(json.loads(key))
@@ -69,7 +68,7 @@ class KeyRange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key can lie in it, as it ends before it starts."""
+        """Whether the range contains no key, because it ends before it starts."""
         if self._first is None or self._last is None:
             return False
         shared = min(len(self._first), len(self._last))
@@ -77,13 +76,13 @@ class KeyRange:
 
     @property
     def text(self) -> str:
-        """The range as JSON; ``parse`` reads it."""
+        """The range as JSON, which ``parse`` reads."""
         document = {"kinds": self.kinds, "from": self.start, "to": self.end}
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> KeyRange:
-        """Return the range in ``text``; ``ValueError`` if it is not one."""
+        """Return the range in ``text``. Raises ``ValueError`` if it is not one."""
         document = parse_json(text)
         if not isinstance(document, dict) or not document.keys() >= {"kinds", "from", "to"}:
             raise ValueError("no range of keys: kinds, from and to are not all there")
@@ -93,7 +92,8 @@ class KeyRange:
         return cls(kinds, start, end)
 
     def __str__(self) -> str:
-        """For people: ``5 to 10``, ``from 5``, ``up to 10``; the columns of a bound with commas."""
+        """Return the range for people: ``5 to 10``, ``from 5``, ``up to 10``; columns are separated by
+        commas."""
         start, end = (None if bound is None else ", ".join(bound) for bound in (self.start, self.end))
         if start is None or end is None:
             return f"up to {end}" if start is None else f"from {start}"
@@ -119,7 +119,8 @@ class KeyRange:
 
 
 def _date(text: str) -> _Ordered:
-    """Of PostgreSQL's ISO text: the year may have more than four digits, or be one before Christ."""
+    """Return PostgreSQL's ISO text as an ordered value; the year may have more than four digits, or be before
+    Christ."""
     if text in ("infinity", "-infinity"):
         return (-1,) if text.startswith("-") else (1,)
     match = _DATE.fullmatch(text)
@@ -138,7 +139,7 @@ def _integer(text: str) -> int:
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _DATE = re.compile(r"([0-9]{4,7})-([0-9]{2})-([0-9]{2})( BC)?")
 
-# Python compares texts by code points, which is the order of their bytes in UTF-8; uuids have one length.
+# Python compares texts by code points, which is the order of their UTF-8 bytes; all uuids have one length.
 _ORDERS: Mapping[str, Callable[[str], Any]] = {INTEGER: _integer, UUID: str, DATE: _date, TEXT: str}
 
 

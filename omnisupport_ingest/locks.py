@@ -1,8 +1,8 @@
-"""Locks between processes, and who holds one.
+"""Locks between processes, and the holder of a lock.
 
-A lock is the kernel's (``flock(2)``): it ends with its holder, however that dies, so nobody has to clear one.
-``NamedLock`` is a lock file whose text names the holder for the message to the second process; the text
-decides nothing. Folders are locked as they are, without a file.
+A lock is the kernel's (``flock(2)``): it ends with its holder, however that dies, so nobody has to remove
+one. ``NamedLock`` is a lock file whose text names the holder, for the message of a second process; the text
+decides nothing. Folders are locked directly, without a lock file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.records import decode_note, encode_line
 
 _RECORD_BYTES = 4096
-"""Length of a holder's record. It is written at once and in full, so a reader never sees half of one."""
+"""Bytes of a holder's record. A record is written whole in one call, so a reader never sees a part of it."""
 
 LOOK_SECONDS = 1.0
-"""How long to try for a lock: who only looks (``NamedLock.holder``) shares it for some microseconds."""
+"""Seconds to try for a lock: a process that only looks (``NamedLock.holder``) shares it for some
+microseconds."""
 
 
 def try_lock(descriptor: int, *, seconds: float = 0.0) -> bool:
@@ -44,13 +45,13 @@ def try_lock(descriptor: int, *, seconds: float = 0.0) -> bool:
 
 
 def wait_for_lock(descriptor: int) -> None:
-    """Lock the open file or folder for this process alone, waiting for whoever has it."""
+    """Lock the open file or folder for this process alone; wait while another process has it."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``, which exists, alone; wait for whoever has it."""
+    """Hold the exclusive lock of the existing ``folder``; wait while another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         wait_for_lock(descriptor)
@@ -95,40 +96,42 @@ class LockTaken(Exception):
 
 
 class NamedLock:
-    """A held lock file; made by ``take``. ``release`` it, or use it as a context manager."""
+    """A lock file that this process holds; made by ``take``. Call ``release``, or use it as a context
+    manager."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     @classmethod
     def take(cls, path: Path, command: str | None = None) -> Self:
-        """Lock the file ``path``, made if it is missing, and name ``command`` and this process in it.
+        """Lock the file ``path``, which is made if missing, and write ``command`` and this process into it.
 
         Raises:
-            LockTaken: another process holds it for longer than a look takes.
-            LockUnusable: no regular file stands there.
+            LockTaken: another process holds it for longer than ``LOOK_SECONDS``.
+            LockUnusable: it is no regular file.
         """
-        # Not inherited by child processes, which would keep the lock after this one has died.
+        # Child processes must not inherit it: they would keep the lock after this process has died.
         descriptor = open_lock(path)
         if not try_lock(descriptor, seconds=LOOK_SECONDS):
             holder = _read(descriptor)
             os.close(descriptor)
             raise LockTaken(holder)
         record = Holder(command, os.getpid(), socket.gethostname(), datetime.now(UTC).replace(microsecond=0))
-        # Of fixed length, never a truncation: a reader sees the last holder or this one.
+        # Fixed length, never truncated: a reader sees the last holder or this one.
         # No failpoint: a lock of the kernel's, gone with its process; the text only says who holds it.
         os.pwrite(descriptor, encode_line(record).encode().ljust(_RECORD_BYTES), 0)
         return cls(descriptor)
 
     @staticmethod
     def holder(path: Path) -> Holder | None:
-        """Return who holds the lock file ``path`` at this moment, or None. Holds nothing on return."""
+        """Return who holds the lock file ``path`` now; None if nobody does. The caller holds nothing
+        afterwards."""
         try:
             descriptor = open_lock(path, create=False)
         except FileNotFoundError:
             return None
         try:
-            # Shared, so that two who only look do not take one another for a holder.
+            # A shared lock, so that two processes that only look do not take each other for a holder.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return _read(descriptor)
@@ -137,14 +140,14 @@ class NamedLock:
         return None
 
     def keep_when_executing(self) -> None:
-        """Keep the lock also when this process executes another program."""
+        """Keep the lock even when this process executes another program."""
         assert self._descriptor is not None
         os.set_inheritable(self._descriptor, True)
 
     def release(self) -> None:
-        """Let go of the lock; once more does nothing.
+        """Release the lock. Does nothing if it is released already.
 
-        The file stays: removing it would let two processes lock two files of one name.
+        The file stays: if it were removed, two processes could lock two files of the same name.
         """
         if self._descriptor is not None:
             os.close(self._descriptor)

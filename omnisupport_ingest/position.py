@@ -1,8 +1,7 @@
-"""Where an event stands in the history of its source: ``Lsn`` and ``Position``.
+"""Positions of events in the history of their source: ``Lsn`` and ``Position``.
 
-``Position`` is the event's identity, its dedupe key and its order, all in one. The LSN of the
-change alone is none of these: several rows can share one, and a transaction that began before a
-snapshot may commit after it.
+A ``Position`` is the identity of an event, its dedupe key and its order in one. The LSN of a change is none
+of these: several rows can share it, and a transaction that began before a snapshot may commit after it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Lsn:
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read PostgreSQL's own form, ``16/B374D848``; ``ValueError`` for anything else."""
+        """Read PostgreSQL's own form, ``16/B374D848``. Raises ``ValueError`` for anything else."""
         match = _LSN_TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"not an LSN: {text[:60]!r} (expected a form like 16/B374D848)")
@@ -41,10 +40,10 @@ class Lsn:
 class Position:
     """``(epoch, commit_lsn, ordinal)``, scoped by source; later events compare greater.
 
-    ``epoch`` numbers the histories of the source that landing has seen (1, 2, …). ``commit_lsn``
-    is the LSN of the commit record. ``ordinal`` is twice the index of the change in its
-    transaction (odd: the second half of a key-changing update); negative for snapshot rows, which
-    stand below every change that committed at or after their low watermark.
+    ``epoch``: the number of the source's history in landing (1, 2, …). ``commit_lsn``: the LSN of the commit
+    record. ``ordinal``: twice the index of the change in its transaction (odd: the second half of a
+    key-changing update); negative for snapshot rows, which stand below every change that committed at or
+    after their low watermark.
     """
 
     epoch: int
@@ -56,7 +55,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Read the form that ``str`` writes, ``1:16/B374D848:4``; ``ValueError`` for anything else."""
+        """Read the form that ``str`` writes, ``1:16/B374D848:4``. Raises ``ValueError`` for anything else."""
         match = _POSITION_TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"not a position: {text[:60]!r} (expected a form like 1:16/B374D848:4)")

@@ -1,9 +1,9 @@
-"""Which process is meant, by facts that no clock moves.
+"""Identifies a process by facts that do not depend on any clock.
 
-A process id alone is used again, in a container the same few at every start. A start time of day tells two
-processes of one id apart only as long as the clock is not set: Linux works it out anew, from the clock, at
-every question. What the kernel keeps is the number of ticks after boot at which a process began, and a random
-id of the boot. Those are compared here, exactly.
+A process id alone is reused; in a container the same few come back at every start. A start time of day
+distinguishes two processes with one id only while nobody sets the clock: at every query, Linux computes it
+from the clock. What the kernel keeps is the number of ticks from boot to the start of the process, and a
+random id of the boot. These are compared here, exactly.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ import psutil
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _STATE, _START_TICKS = 0, 19
-"""Fields 3 and 22 of ``/proc/<pid>/stat`` (Linux ``proc(5)``), counted from after the command's name."""
+"""Fields 3 and 22 of ``/proc/<pid>/stat`` (Linux ``proc(5)``), counted from the field after the command's
+name."""
 
 _LARGEST = (1 << 31) - 1
-"""Beyond it no process has a number; below 1, ``kill`` means many of them."""
+"""No process has a higher number; a number below 1 means a group of processes for ``kill``."""
 
 _LONGEST_TEXT = 200
 
 _GONE = frozenset("ZXx")
-"""States of a process that has ended and was not yet asked for."""
+"""States of a process that has ended and whose parent has not yet read its exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of this machine, and no other that is given its number later.
+    """One process of this machine, distinct from every later process with the same number.
 
-    ``started`` and ``boot`` are None in a record that an earlier version made: it names a number alone, and
-    whatever process has that number counts as the one that is meant.
+    ``started`` and ``boot`` are None in a record of an earlier version, which has only a number: whatever
+    process has that number counts as the recorded one.
     """
 
     pid: int
     started: int | None = None
-    """On Linux: clock ticks from boot to the start. Elsewhere: the start that the kernel noted down, in
-    microseconds of the clock of that moment; it is kept as it was, so setting the clock does not move it."""
+    """On Linux: clock ticks from boot to the start. Elsewhere: the start that the kernel recorded, in
+    microseconds of its clock at that time; it is stored, so setting the clock does not change it."""
     boot: str | None = None
-    """Id of the boot, without dashes. Empty where the system has none."""
+    """Id of the boot, without dashes; empty if the system has none."""
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
         """Return the process that has ``pid`` now; None if there is none, or if it has ended.
 
-        Of a process that may not be looked at, the number alone is known.
+        For a process that this user may not inspect, only the number is known.
         """
         if not 1 <= pid <= _LARGEST:
             return None
@@ -66,7 +67,7 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> Self:
-        """Return the identity of the process that calls."""
+        """Return the identity of the calling process."""
         identity = cls.of(os.getpid())
         assert identity is not None, "the caller runs"
         return identity
@@ -84,18 +85,19 @@ class ProcessIdentity:
 
     @property
     def text(self) -> str:
-        """The identity for a record: ``parse`` reads it. It has no character that a path could not have."""
+        """The identity as text for a record, which ``parse`` reads. It has only characters that a path may
+        have."""
         if self.started is None:
             return str(self.pid)
         return f"{self.pid}.{self.started}.{self.boot}"
 
     def is_of_this_boot(self) -> bool:
-        """Whether it began on this machine since its last start, as far as the record says; else nothing that
-        this machine knows tells whether it runs."""
+        """Whether the process began on this machine since its last boot, according to the record. If not,
+        this machine cannot know whether it runs."""
         return self.boot is None or self.boot == _boot_id()
 
     def lives(self) -> bool:
-        """Whether this process runs now; one that has ended and is still listed does not."""
+        """Whether this process runs now. A process that has ended and is still listed does not."""
         now = type(self).of(self.pid)
         if now is None:
             return False
@@ -143,9 +145,9 @@ def _start_on_linux(pid: int) -> tuple[int, str]:
     try:
         line = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        # Mounted with hidepid, /proc does not show the processes of others.
+        # If /proc is mounted with hidepid, it does not show the processes of other users.
         return _unseen(pid)
-    # The name is in parentheses and may have any character, parentheses too.
+    # The name is in parentheses and may contain any character, even parentheses.
     fields = line.rpartition(")")[2].split()
     if fields[_STATE] in _GONE:
         raise _NoProcess
@@ -157,7 +159,7 @@ def _unseen(pid: int) -> tuple[int, str]:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         raise _NoProcess from None
-    # It is there: `PermissionError` says so by itself, and so does an answer.
+    # The process exists: ``kill`` either succeeded, or raised `PermissionError` itself.
     raise PermissionError
 
 

@@ -1,6 +1,6 @@
-"""How far a long piece of work is, for whoever listens: a command that a person waits for, nobody in a run.
+"""How far a long piece of work is, for a listener: a command that a person waits for; in a run, nobody.
 
-The work says what it does now, and does not know who hears it. A listener belongs to the thread that set it.
+The work reports what it does now, without knowing who listens. A listener belongs to the thread that set it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is done now: ``what``, like ``comparing tickets``; ``done`` of ``of`` such are over.
+    """What is done now: ``what``, for example ``comparing tickets``; ``done`` of ``of`` such items are
+    finished.
 
-    ``share``: how much of this stage is done, from 0 to 1, asked from another thread; None if it cannot tell.
+    ``share``: returns how much of this stage is finished, from 0 to 1; another thread calls it. None if
+    unknown.
     """
 
     what: str
@@ -32,7 +34,7 @@ _listener: ContextVar[Callable[[Stage], None] | None] = ContextVar("listener", d
 
 @contextmanager
 def listening(listener: Callable[[Stage], None]) -> Iterator[None]:
-    """Have ``listener`` hear of every stage that this thread reaches inside."""
+    """Call ``listener`` with every stage that this thread reaches inside the block."""
     token = _listener.set(listener)
     try:
         yield
@@ -41,12 +43,12 @@ def listening(listener: Callable[[Stage], None]) -> Iterator[None]:
 
 
 def reached(what: str, share: Callable[[], float] | None = None) -> None:
-    """Say that ``what`` begins, a stage of its own."""
+    """Report that ``what``, a stage of its own, begins."""
     _tell(Stage(what, share=share))
 
 
 def each(items: Sequence[T], what: Callable[[T], str]) -> Iterator[T]:
-    """Yield ``items``, and say of each what is done with it, and how many there are."""
+    """Yield ``items``; report for each what is done with it, and how many there are."""
     for number, item in enumerate(items):
         _tell(Stage(what(item), number, len(items)))
         yield item

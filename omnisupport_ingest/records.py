@@ -1,10 +1,9 @@
-"""Records on disk: frozen dataclasses, each one JSON document, all written and read here.
+"""Records on disk: frozen dataclasses, each one JSON document, all written and read by this module.
 
-A note has no version: programs of other versions read it too, so a member that its class does not have is
-passed over, and one that is missing has its default. A record with a version (``Format``) is read as its
-version says, and one that is newer than the program is refused. Whoever keeps a document writes the bytes of
-``encode`` to its place, at once and durably (``durable``, ``storage``), and names the file and the fix where
-it cannot be read.
+A note has no version. Programs of other versions read it too, so a member that its class does not have is
+ignored, and a missing one gets its default. A record with a version (``Format``) is read by the rules of its
+version; a record that is newer than the program is refused. The caller writes the bytes of ``encode`` to the
+file at once and durably (``durable``, ``storage``), and adds file and fix to an error.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from omnisupport_ingest.json_values import FieldProblem, compact, from_note, fro
 T = TypeVar("T")
 
 Document = dict[str, Any]
-"""A JSON object, parsed."""
+"""A parsed JSON object."""
 
 MAX_NOTE_BYTES = 16 * 1024 * 1024
-"""The largest note that is read."""
+"""The largest note that is read, in bytes."""
 
 _VERSION = "format_version"
 
 
 def encode(record: object) -> bytes:
-    """Return the document of ``record``, a dataclass or members by name, as a file has it.
+    """Return the document of ``record``, a dataclass or members by name, as the bytes of a file.
 
-    What is no character (a byte of a name or of an argument that is not UTF-8) becomes ``?``: it keeps no
-    record from being written, nor from being read.
+    A byte that is no character (in a name or argument that is not UTF-8) becomes ``?``, so that the record
+    can always be written and read.
     """
     text = json.dumps(to_plain(record), indent=1, ensure_ascii=False)
     return text.encode(errors="replace") + b"\n"
 
 
 def encode_line(record: object) -> str:
-    """Return the document of ``record``, a dataclass, as one line without its end, as ledgers have it.
+    """Return the document of ``record``, a dataclass, as one line of a ledger, without its end.
 
-    What is no character becomes ``?``, as in ``encode``.
+    A byte that is no character becomes ``?``, as in ``encode``.
     """
     text = compact(to_plain(record))
     return text.encode(errors="replace").decode()
@@ -52,14 +51,15 @@ def read_note(kind: type[T], path: Path) -> T:
     """Return the note of type ``kind`` in the file ``path``.
 
     Raises:
-        OSError: as the system says it, ``FileNotFoundError`` if there is none.
-        Unreadable: it is no file, no JSON, or (``FieldProblem``) a field of it is not what it must be.
+        OSError: the system's error; ``FileNotFoundError`` if there is no file.
+        Unreadable: it is no file or no JSON, or (``FieldProblem``) a field has a wrong value.
     """
     return decode_note(kind, read_file(path, limit=MAX_NOTE_BYTES))
 
 
 def decode_note(kind: type[T], content: bytes | str) -> T:
-    """Return the note of type ``kind`` whose document is ``content``; ``Unreadable`` as of ``read_note``."""
+    """Return the note of type ``kind`` in the document ``content``. Raises ``Unreadable`` as ``read_note``
+    does."""
     return from_note(kind, parse_json(content))
 
 
@@ -72,11 +72,11 @@ class NewerFormat(Unreadable):
 
 @dataclass(frozen=True, slots=True)
 class Format(Generic[T]):
-    """The form of the records of one kind, with ``format_version`` among their members.
+    """The format of the records of one kind, which have a member ``format_version``.
 
-    ``newest``: the version that this program writes. ``upgrades``: by version, what makes of a document of it
-    one of the next version; a version that is not among them has the members of the next one. ``strict``:
-    every member is there and known; otherwise members are taken as a note's are.
+    ``newest``: the version that this program writes. ``upgrades``: by version, a function that makes a
+    document of the next version; a version that is missing there has the members of the next one. ``strict``:
+    every member must be present and known; otherwise members are read like those of a note.
     """
 
     kind: type[T]
@@ -85,7 +85,7 @@ class Format(Generic[T]):
     strict: bool = True
 
     def decode(self, content: bytes | str) -> T:
-        """Return the record whose document is ``content``.
+        """Return the record in the document ``content``.
 
         Raises:
             NewerFormat: its version is above ``newest``.

@@ -1,10 +1,10 @@
-"""Encrypted requests over TCP, to a process that shares a secret with who asks.
+"""Encrypted requests over TCP, between processes that share a secret.
 
-The secret is made by the process that answers, for as long as it lives, and is given to those that may ask.
-Who asks proves that they have it before anything else is read of them (HMAC of a greeting of this
-connection). Request and answer are JSON, encrypted by AES-GCM. Associated data of a request is the greeting,
-of an answer also the hash of the request, which has a random nonce. So what somebody has recorded is of no
-use: neither side takes it a second time.
+The answering process makes the secret for its own lifetime, and gives it to the processes that may send
+requests. A client proves that it has the secret, by an HMAC of a greeting that is new for each connection,
+before anything else of it is read. Request and answer are JSON, encrypted by AES-GCM. The associated data of
+a request is the greeting; that of an answer also has the hash of the request, which has a random nonce. So a
+recording is useless: neither side accepts it a second time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 _log = logging.getLogger(__name__)
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""What answers a request. It may be called by several threads at a time."""
+"""A function that answers a request. Several threads may call it at the same time."""
 
 _SECRET_BYTES = 32
 _NONCE_BYTES = 12
@@ -41,14 +41,14 @@ _GREETING_BYTES = 16
 _PROOF_BYTES = 32
 _LENGTH_BYTES = 4
 _UNPROVEN = 64
-"""Connections at a time that have not proved yet that they know the secret; further ones are ended."""
+"""Most connections that have not yet proved that they know the secret; further ones are closed."""
 _PORTS = 16
-"""Ports that are tried in a row, from the first one on, as Spark does (``spark.port.maxRetries``)."""
+"""Number of ports that are tried in a row, as Spark does (``spark.port.maxRetries``)."""
 _TRIES = 5
 _WAIT_SECONDS = 1.0
-"""Before the second try, give or take a half; twice as long before each further one."""
+"""Seconds before the second try, varied by half; before each further try, twice as long."""
 _ROOM_SECONDS = 1.0
-"""How long a connection waits for others to prove themselves, or to be ended."""
+"""Seconds that a new connection waits for one of the unproven connections to end or prove itself."""
 _HIGHEST_PORT = 65_535
 _EVERY = ""
 """All addresses of this machine."""
@@ -62,18 +62,19 @@ class NotAnswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a process answers, and the secret by which it is asked."""
+    """The address of an answering process, and the secret for requests to it."""
 
     host: str
     port: int
     secret: bytes = field(repr=False)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to ``request``. It may be asked more than once; ``NotAnswered`` if in vain."""
+        """Return the answer to ``request``, which may be sent several times. Raises ``NotAnswered`` if all
+        tries fail."""
         said = ""
         for number in range(_TRIES):
             if number:
-                # Tasks that begin together do not come back together.
+                # Random, so that tasks that begin together do not try again together.
                 waits = _WAIT_SECONDS * 2 ** (number - 1)
                 time.sleep(waits * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
             try:
@@ -98,14 +99,17 @@ class Answering:
     """Answers requests on a port of this machine, in threads of this process, until it is closed."""
 
     def __init__(self, host: str, port: int, answer: Answer) -> None:
-        """``host``: the address to listen on; all of this machine if it is none of these. ``port``: the first
-        one of some to try, 0 for any free one. ``OSError`` if none can be had."""
+        """``host``: the address to listen on; if this machine does not have it, all addresses of this
+        machine. ``port``: the first of several ports to try; 0: any free one.
+
+        Raises ``OSError`` if no port can be used.
+        """
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._server = _listening(host, port, partial(_Server, self._secret, answer))
         threading.Thread(target=self._server.serve_forever, name="sealed requests", daemon=True).start()
 
     def address(self, host: str) -> Address:
-        """The address by which others, who reach this machine as ``host``, ask."""
+        """Return the address for clients that reach this machine as ``host``."""
         return Address(host, self._server.server_address[1], self._secret)
 
     def close(self) -> None:
@@ -123,7 +127,7 @@ def _listening(host: str, port: int, made: _Made) -> _Server:
             except OSError as error:
                 if error.errno != errno.EADDRNOTAVAIL:
                     raise
-                # An address that leads here from elsewhere, as of a service.
+                # An address outside of this machine that leads here, such as that of a Kubernetes service.
                 return made(family, (_EVERY, each))
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not port or each + 1 >= last:
@@ -155,7 +159,7 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: who connects without the secret writes no log of ours."""
+        """Log nothing: a client without the secret must not fill our log."""
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -177,7 +181,8 @@ class _Handler(socketserver.BaseRequestHandler):
         try:
             answer = self.server.answer(request)
         except Exception as error:
-            # Who has the secret asked, so this is a fault of ours. Its text may have values of rows.
+            # The client had the secret, so this is a fault of ours. The error's text may contain values of
+            # rows.
             places = "".join(traceback.format_tb(error.__traceback__))
             _log.error("A request of a task cannot be answered: %s at\n%s", type(error).__name__, places)
             raise
@@ -193,14 +198,14 @@ def _of_request(greeting: bytes) -> bytes:
 
 
 def _of_answer(greeting: bytes, request: bytes) -> bytes:
-    """``request``: the digest of the encrypted one."""
+    """Return the associated data of an answer. ``request``: the digest of the encrypted request."""
     return b"answer" + greeting + request
 
 
 @dataclass
 class _Wire:
-    """Sends and receives messages, encrypted by ``cipher``. ``until``: when reading is given up
-    (monotonic seconds)."""
+    """Sends and receives messages, encrypted by ``cipher``. ``until``: when to give up reading (monotonic
+    seconds)."""
 
     connection: socket.socket
     cipher: AESGCM
@@ -223,7 +228,8 @@ class _Wire:
         return message, sha256(sealed).digest()
 
     def read(self, length: int) -> bytes:
-        """Return ``length`` bytes; ``EOFError`` if there are fewer. Memory grows with what was received."""
+        """Return ``length`` bytes. Raises ``EOFError`` if there are fewer. Memory grows only with what was
+        received."""
         found = bytearray()
         while len(found) < length:
             left = self.until - time.monotonic()

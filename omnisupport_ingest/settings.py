@@ -23,16 +23,17 @@ from omnisupport_ingest.windows import WindowSize
 PREFIX = "OMNISUPPORT_"
 
 ENV_FILE = ".env"
-"""Read in the working directory alone."""
+"""Read only in the working directory."""
 
 STORAGE_URL = "OMNISUPPORT_DAGSTER_STORAGE_URL"
-"""Handed to Dagster's processes by ours; no setting."""
+"""Passed by our processes to Dagster's; not a setting."""
 
 
 _SPARK_REMOTE = re.compile(
     r"sc://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/(?:;[^=;\s]+=[^=;\s]*)*)?"
 )
-"""What PySpark takes: anything else it repeats in its error, the token included."""
+"""The form that PySpark accepts; in its error about any other form PySpark repeats the text, the token
+included."""
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
@@ -84,7 +85,7 @@ class Settings(BaseSettings):
         env_file_encoding="utf-8",
         extra="ignore",
         frozen=True,
-        # A value that is refused may be a secret.
+        # A refused value may be a secret.
         hide_input_in_errors=True,
     )
 
@@ -345,8 +346,8 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _empty_is_unset(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out empty values: a file for Compose names variables that nobody has filled in. One of the
-        environment still wins over ``.env``."""
+        """Leave out empty values: an ``.env`` for Compose names variables that nobody has filled in. An empty
+        variable of the environment still wins over ``.env``."""
         return {name: value for name, value in values.items() if value != ""}
 
     @field_validator("storage")
@@ -402,12 +403,12 @@ class Settings(BaseSettings):
 
     @property
     def ui_hosts(self) -> frozenset[str]:
-        """``webserver_hosts``, a name each, in lower case."""
+        """The names in ``webserver_hosts``, in lower case."""
         return frozenset(_names(self.webserver_hosts))
 
     @property
     def spark_server(self) -> str | None:
-        """``spark_remote`` without its options, of which one may be a token: for messages."""
+        """``spark_remote`` for messages: without its options, one of which may be a token."""
         if self.spark_remote is None:
             return None
         return self.spark_remote.get_secret_value().partition("/;")[0]
@@ -418,21 +419,23 @@ class Settings(BaseSettings):
 
 
 def _names(text: str | None) -> list[str]:
-    """The names in a comma-separated list, in lower case."""
+    """Return the names in a comma-separated list, in lower case."""
     return [name.strip().lower() for name in (text or "").split(",") if name.strip()]
 
 
 def named_variable(name: str) -> str | None:
-    """The value of the variable ``name``, which a source definition names, of the environment or ``.env``."""
+    """Return the value of the variable ``name``, which a source definition names, from the environment or
+    ``.env``."""
     from dotenv import dotenv_values
 
     return os.environ.get(name) or dotenv_values(ENV_FILE, interpolate=False).get(name)
 
 
 def require_known_variables() -> None:
-    """Refuse a misspelled variable in the environment or in ``.env``; ``SettingUnknown`` names the nearest.
+    """Refuse a misspelled variable in the environment or in ``.env``; ``SettingUnknown`` names the nearest
+    setting.
 
-    It is no warning: its setting has its default then, which may be another database or another home.
+    A warning would not do: the setting would have its default, which may be another database or another home.
     """
     settings = [PREFIX + name.upper() for name in Settings.model_fields]
     for name, where in _variables():
@@ -447,7 +450,7 @@ def require_known_variables() -> None:
 
 
 def _variables() -> Iterator[tuple[str, str]]:
-    """The names with our prefix, each with where it stands."""
+    """Yield the variables with our prefix, each with where it is set."""
     from dotenv import dotenv_values
 
     for where, names in (
@@ -458,10 +461,10 @@ def _variables() -> Iterator[tuple[str, str]]:
 
 
 def env_with(text: str, values: Mapping[str, str]) -> str:
-    """The text of an ``.env`` with the variables of ``values`` set to them; the rest stays as it is.
+    """Return the text of an ``.env`` with the variables of ``values`` set to them; the rest stays unchanged.
 
-    A variable that is there is set where it stands, each time that it does; another one follows at the end.
-    The names of the file count in capitals, as ``Settings`` reads them. Values are plain words.
+    A variable that the text has is changed where it stands, at every occurrence; others follow at the end.
+    Names in the text count as if in capitals, as for ``Settings``. Values are plain words.
     """
     from dotenv.parser import parse_stream
 
@@ -470,7 +473,7 @@ def env_with(text: str, values: Mapping[str, str]) -> str:
         part, name = binding.original.string, (binding.key or "").upper()
         if name in values:
             waiting.pop(name, None)
-            # The lines before it that are empty belong to it.
+            # The empty lines before a variable belong to it.
             start = part[: len(part) - len(part.lstrip())]
             part = f"{start}{name}={values[name]}\n"
         parts.append(part)

@@ -1,8 +1,8 @@
-"""What the SQLite indexes share: transactions, checksums of rows, and telling an index from a copy of it.
+"""The shared parts of SQLite indexes: transactions, checksums of rows, and the detection of a copied index.
 
-An index repeats what other files say (manifests, the log of a table, states of windows). So it need not be
-repaired: a row whose checksum is wrong, or a file that was copied here, raises ``IndexDamaged``, and the
-owner of the index rebuilds it.
+An index repeats what other files say (manifests, the log of a table, states of windows), so it need not be
+repaired. A row with a wrong checksum, or a file that was copied here, raises ``IndexDamaged``, and the owner
+of the index rebuilds it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def require_checksum(expected: int, *parts: object) -> None:
 
 
 def location_id(file: Path) -> int:
-    """Return a number, from the inodes of ``file`` and its folders, that a copy of the file does not have.
+    """Return a number, made from the inodes of ``file`` and its folders, that a copy of the file does not
+    have.
 
-    A copy made while others write may hold pages of several moments, and each page looks sound. The number is
-    kept as SQLite's ``application_id``: 32 bits with a sign, and 0 stands for none.
+    A copy that was made while others write may contain pages of several moments, each of which looks sound.
+    The number is stored as SQLite's ``application_id``: 32 bits with a sign; 0 means none.
     """
     inodes = [each.stat().st_ino for each in (file, file.parent, file.parent.parent)]
     return checksum(*inodes) & 0x7FFFFFFF or 1

@@ -1,13 +1,13 @@
-"""Where landing and lake are kept: in the folders of the home, or in an object store behind them.
+"""The storage of landing and lake: the folders of the home, or an object store behind them.
 
-One interface, two implementations. ``LocalStorage`` is the folders themselves: links, renames, fsync. With
-``BucketStorage`` (``bucket.py``) the objects are the record, and the home's folders ``landing`` and ``lake``
-hold copies of them: what is made here counts once the store has it; what is read is brought here once, as no
-data file ever changes. So Spark, DuckDB and Arrow read plain files either way, and the copies may be lost at
-any time.
+There is one interface with two implementations. ``LocalStorage`` uses the folders: links, renames, fsync.
+With ``BucketStorage`` (``bucket.py``) the objects are the record, and the home's folders ``landing`` and
+``lake`` hold copies of them. A new file counts once the store has it; a file that is read is downloaded once,
+because no data file ever changes. So Spark, DuckDB and Arrow always read plain files, and the copies may be
+lost at any time.
 
-Which of the two stands behind a path, the home's ``home.json`` says (``storage_of``); it is read once in a
-process, and tasks on Spark's workers find it in the same way.
+The home's ``home.json`` says which of the two a path has (``storage_of``). It is read once per process; tasks
+on Spark's workers find it in the same way.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ _URL = re.compile(
 _ROOMS = ("/lake/", "/landing/")
 
 DRAFTS = "drafts"
-"""The folder in a table of what tasks wrote that share no folder with their driver: objects that no log
-names, which ``sweep`` deletes as it deletes what a killed writer left."""
+"""The folder in a table for files of tasks that share no folder with their driver: objects that no log names.
+``sweep`` deletes them, like files that a killed writer left."""
 
 _LOCAL_ONLY = frozenset({"index", "noted", "snapshot_requests", ".staging"})
-"""Folders of landing and lake that are this home's own: what is made again from the rest, what is asked of a
+"""Folders of landing and lake that only this home has: what can be made again from the rest, requests to a
 running capture, and drafts."""
 
 _IN_LANDING = re.compile(
     r"manifests|epochs|snapshots|data|(accepted-loss|lost-changes|parked|published)-e[0-9]+\.json"
     r"|partitions-.*\.json|schema-changes\.json"
 )
-"""What is kept in the landing folder of a source; the rest is this home's own: how capture runs, a cursor."""
+"""What the storage keeps of the landing folder of a source. The rest only this home has: the state of
+capture, a cursor."""
 
 
 class StorageRefused(IngestError):
@@ -74,7 +75,8 @@ class StorageUnreachable(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file that is kept: its path in the home, bytes, when it was written, its version if it has one."""
+    """A file in the storage: its path in the home, size in bytes, when it was written, its version if it has
+    one."""
 
     path: Path
     bytes: int
@@ -88,63 +90,69 @@ class Storage(Protocol):
     is_local: bool
 
     def create(self, path: Path, content: bytes) -> bool:
-        """Make ``path`` with all of ``content``, durable; False, and nothing is done, if it is there."""
+        """Make ``path`` with all of ``content``, durable. Returns False and does nothing if it exists."""
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Make ``path`` hold ``content``, durable, in one step."""
+        """Replace the content of ``path`` by ``content`` in one durable step."""
 
     def upload(self, paths: Iterable[Path]) -> None:
-        """Have the finished files ``paths`` kept. On return they are durable; ``FileNotFoundError``."""
+        """Store the finished files ``paths``; on return they are durable. Raises ``FileNotFoundError``."""
 
     def at_hand(self, path: Path) -> Path:
-        """``path`` as a file of this machine, for whoever opens it; missing there if it is kept nowhere."""
+        """Return ``path`` as a file of this machine that can be opened; it does not exist if the storage has
+        none."""
 
     def exists(self, path: Path) -> bool:
-        """Whether ``path`` is kept."""
+        """Whether the storage has ``path``."""
 
     def version(self, path: Path) -> tuple[object, ...] | None:
         """Return a value that differs for every version of the file; None if it does not exist."""
 
     def size(self, path: Path) -> int | None:
-        """Bytes of what is kept, not of a copy; None if it is not."""
+        """Return the size in bytes in the storage, not of a copy; None if it has no such file."""
 
     def digest(self, path: Path) -> tuple[int, str]:
-        """Bytes and SHA-256 of what is kept, not of a copy; ``FileNotFoundError``."""
+        """Return size in bytes and SHA-256 in the storage, not of a copy. Raises ``FileNotFoundError``."""
 
     def read(self, path: Path) -> bytes:
-        """What is kept as ``path`` now, not what a copy has: of a file that others replace;
-        ``FileNotFoundError``."""
+        """Return the content of ``path`` in the storage now, not that of a copy: for a file that others
+        replace. Raises ``FileNotFoundError``."""
 
     def first(self, path: Path, content: bytes) -> bytes:
-        """What ``path`` holds in the store, which is ``content`` if it was not there. No copy is made."""
+        """Return the content of ``path`` in the storage; if it had none, that is now ``content``. Makes no
+        copy."""
 
     def listed(self, folder: Path) -> Iterator[Kept]:
-        """Every file that is kept below ``folder``."""
+        """Yield every file of the storage below ``folder``."""
 
     def sources(self) -> list[str]:
-        """The names of the sources that have landed and whose records may not be at hand."""
+        """Return the names of the sources that have landed and whose records may not be on this machine."""
 
     def bring(self, folder: Path, *, afresh: bool = False) -> None:
-        """Have the records (all but data files) of a source's landing ``folder`` at hand, those that others
-        made seconds ago perhaps not; ``afresh``: those too."""
+        """Bring the records (all except data files) of a source's landing ``folder`` to this machine.
+
+        Records that others made in the last seconds may be missing; with ``afresh`` none is.
+        """
 
     def unlink(self, path: Path) -> None:
-        """Delete a file, and the copy here; one that is missing is as good."""
+        """Delete a file and its copy here. A missing file is no error."""
 
     def remove_folder(self, folder: Path) -> bool:
-        """Delete all below ``folder``, copies too; False if there was nothing. A second call ends a first."""
+        """Delete everything below ``folder``, copies included. Returns False if there was nothing. Calling it
+        again completes an interrupted call."""
 
     def copies(self, folder: Path) -> Iterator[Path]:
-        """The files below ``folder`` that are copies of data files of an object store."""
+        """Yield the files below ``folder`` that are copies of data files in an object store."""
 
     def keeps_versions(self) -> bool:
-        """Whether the store itself still has what is deleted: a bucket may keep versions."""
+        """Whether the store itself keeps what is deleted, as a bucket with versions does."""
 
     def table_uri(self, folder: Path) -> str:
-        """Where delta-rs finds the table of ``folder``."""
+        """Return the URI at which delta-rs finds the table of ``folder``."""
 
     def unreachable(self, problem: Exception) -> Exception:
-        """What to say of ``problem``, which another library met in the store: its kind, and no request."""
+        """Return our error for ``problem``, which another library met in the store: it names the kind, and no
+        request."""
 
 
 class LocalStorage:
@@ -161,7 +169,7 @@ class LocalStorage:
         durable.replace(path, content)
 
     def upload(self, paths: Iterable[Path]) -> None:
-        """Do nothing: whoever wrote a local file has synced it."""
+        """Do nothing: the writer of a local file has synced it."""
 
     def at_hand(self, path: Path) -> Path:
         return path
@@ -195,7 +203,7 @@ class LocalStorage:
     def listed(self, folder: Path) -> Iterator[Kept]:
         for path, _folders, names in os.walk(folder):
             for name in names:
-                # Another process's draft may be gone by now.
+                # A draft of another process may have disappeared.
                 with suppress(FileNotFoundError):
                     file = Path(path, name)
                     status = file.stat()
@@ -236,7 +244,7 @@ class LocalStorage:
 LOCAL: Storage = LocalStorage()
 
 _behind: dict[str, Storage] = {}
-"""What is behind each home that this process has met."""
+"""The storage of each home that this process has used."""
 
 
 def storage_of(path: Path | str) -> Storage:
@@ -254,7 +262,8 @@ def storage_of(path: Path | str) -> Storage:
 
 
 def put_behind(home: str, storage: Storage) -> None:
-    """Have this process reach landing and lake of ``home`` by ``storage``, whatever is at that path here."""
+    """Make this process reach landing and lake of ``home`` through ``storage``, whatever is at that path
+    here."""
     _behind[home] = storage
 
 
@@ -264,9 +273,10 @@ def forget_home(home: Path) -> None:
 
 
 def parse_storage(url: str) -> tuple[str, str]:
-    """The bucket's URL and the prefix in it, without slashes at its ends; ``StorageRefused``.
+    """Return the bucket's URL and the prefix in it, without slashes at its ends. Raises ``StorageRefused``.
 
-    Credentials are the provider's own chain's (environment, instance): one in the URL is refused, unshown.
+    Credentials come from the provider's own chain (environment, instance). A URL that contains some is
+    refused, and the message does not show them.
     """
     match = _URL.fullmatch(url.strip())
     if match is None:
@@ -286,39 +296,39 @@ def parse_storage(url: str) -> tuple[str, str]:
 
 
 def open_storage(home: Path, url: str) -> Storage:
-    """The object store at ``url``, with copies below ``home``."""
+    """Return the object store at ``url``, with copies below ``home``."""
     from omnisupport_ingest.bucket import BucketStorage
 
     return BucketStorage(home, *parse_storage(url))
 
 
 def recorded_storage(home: Path) -> str | None:
-    """Return the URL at which the home keeps landing and lake; None if these are its own folders."""
+    """Return the URL of the home's landing and lake; None if they are in its own folders."""
     try:
         return read_note(_Storage, home / MARKER).storage
     except (OSError, Unreadable):
-        # Whoever opens the home says what is wrong with it.
+        # The command that opens the home reports what is wrong with it.
         return None
 
 
 def is_kept(home: Path, path: Path) -> bool:
-    """Whether ``path`` below ``home`` belongs to what is kept, not to this home alone."""
+    """Whether ``path`` below ``home`` belongs to what the storage keeps, not only to this home."""
     parts = path.relative_to(home).parts
     return _belongs(parts) and not parts[-1].startswith(".")
 
 
 def _belongs(parts: Sequence[str]) -> bool:
-    """Whether a path, in its steps from ``landing`` or ``lake`` on, is kept where they are."""
+    """Whether the storage keeps a path, given by its steps from ``landing`` or ``lake`` on."""
     if len(parts) > 2 and parts[0] == "landing" and _IN_LANDING.fullmatch(parts[2]) is None:
         return False
     return _LOCAL_ONLY.isdisjoint(parts)
 
 
 def forget_unread(folder: Path, before: datetime) -> None:
-    """Delete data files that are only here, below a ``folder`` that an object store keeps: copies, and drafts
-    of the dead, that nobody has written or read since ``before``.
+    """Delete local data files below ``folder`` that nobody has written or read since ``before``: copies of
+    objects, and drafts of dead writers.
 
-    A running writer may have linked an old file into a new folder, so young folders keep their files.
+    A running writer may have linked an old file into a new folder, so files in recently changed folders stay.
     """
     limit = before.timestamp()
     for path, _folders, names in os.walk(folder):
@@ -340,20 +350,22 @@ def changed_before(path: Path, limit: float) -> bool:
 
 
 _forked: int | None = None
-"""The process that has said ``leave_to_forks``."""
+"""The process that has called ``leave_to_forks``."""
 
 
 def leave_to_forks() -> None:
-    """Have this process ask no object store when it opens a home, as forks are made of it.
+    """From now on, do not use an object store in this process when it opens a home, because it will be
+    forked.
 
-    They would lack the threads of the library. A fork that looks at what has landed brings it itself.
+    Forks would lack the threads of the library. A fork that needs the landed records brings them itself.
     """
     global _forked
     _forked = os.getpid()
 
 
 def bring_sources(home: Path) -> None:
-    """Have the records of every source that landed elsewhere at hand; nothing with folders."""
+    """Bring the records of every source that has landed elsewhere to this machine; does nothing for a home of
+    folders."""
     if _forked == os.getpid():
         return
     storage = storage_of(home / "landing" / "any")
@@ -369,23 +381,23 @@ def bring_sources(home: Path) -> None:
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:
-    """``Storage.create`` where ``path`` is kept."""
+    """Call ``Storage.create`` of the storage of ``path``."""
     return storage_of(path).create(path, content)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """``Storage.replace`` where ``path`` is kept."""
+    """Call ``Storage.replace`` of the storage of ``path``."""
     storage_of(path).replace(path, content)
 
 
 def path_at_hand(path: str) -> str:
-    """The same of a path as text, as files of tables have it."""
+    """Do the same as ``at_hand`` for a path as text, as in files of tables."""
     storage = storage_of(path)
     return path if storage.is_local else os.fspath(storage.at_hand(Path(path)))
 
 
 def at_hand(path: Path) -> Path:
-    """``Storage.at_hand`` where ``path`` is kept."""
+    """Call ``Storage.at_hand`` of the storage of ``path``."""
     return storage_of(path).at_hand(path)
 
 
@@ -398,13 +410,14 @@ def _met(home: str) -> Storage | None:
     """Return the storage of the folder ``home``; None if it is not a home."""
     if not Path(home, MARKER).exists():
         return None
-    # Not ``recorded_storage``: what cannot be opened just now (no more files, say) is not a home of folders.
+    # Not ``recorded_storage``: a marker that cannot be opened now (too many open files, for example) does not
+    # mean a home of folders.
     try:
         url = read_note(_Storage, Path(home, MARKER)).storage
     except FileNotFoundError:
         return None
     except Unreadable:
-        # Whoever opens the home says what is wrong with it.
+        # The command that opens the home reports what is wrong with it.
         url = None
     storage = LOCAL if url is None else open_storage(Path(home), url)
     _behind[home] = storage

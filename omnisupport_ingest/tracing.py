@@ -1,9 +1,9 @@
-"""OpenTelemetry traces of runs: where the time of a run went. Off unless a setting asks for them.
+"""OpenTelemetry traces of runs: where the time of a run went. Off unless a setting turns them on.
 
-A run is a trace, whose id is the run's own. In it each table that the run makes is a span, in that each
-attempt at a commit, and in that what it plans and what it makes durable: the failpoints that a
-lake passes (``lake.write`` is what Spark does, ``lake.commit`` the commit). Spans name tables, windows and
-counts, never a value of a row. A collector that is away costs a run nothing but its spans.
+A run is a trace, whose id is the run's own. It has a span for each table that the run makes. Inside are spans
+for each attempt at a commit, and inside these, its planning and its durable effects: the failpoints of the
+lake (``lake.write`` is the work of Spark, ``lake.commit`` the commit). Spans name tables, windows and counts,
+never a value of a row. If a collector does not answer, a run loses only its spans.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ SERVICE = "omnisupport-ingest"
 _log = logging.getLogger(__name__)
 
 _OF_A_LAKE = "lake."
-"""Begins the names of the failpoints that are spans."""
+"""Prefix of the failpoints that are spans."""
 
 _PLAN = "plan"
 
 _SECONDS = 5.0
-"""How long a run waits at its end for a collector."""
+"""Seconds that a run waits for a collector at its end."""
 
 _TELL_THE_ENDPOINT = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk._shared_internal",
 )
-"""Loggers of the library whose messages may hold an error that quotes the endpoint, with a token in it."""
+"""Loggers of the library whose messages may contain an error that quotes the endpoint, which may contain a
+token."""
 
 _exporter: Callable[[], SpanExporter] | None = None
-"""Makes what spans are sent by; None while nobody asks for them."""
+"""Makes the exporter of spans; None if tracing is off."""
 
 _tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 _planning: ContextVar[ExitStack | None] = ContextVar("planning", default=None)
@@ -59,9 +60,9 @@ class TracesMissing(IngestError):
 
 
 def send_to(endpoint: str | None) -> None:
-    """Have this process send the spans of its runs to ``endpoint`` (OTLP over HTTP), none if it is None.
+    """Make this process send the spans of its runs to ``endpoint`` (OTLP over HTTP); None: send none.
 
-    ``TracesMissing`` without the library.
+    Raises ``TracesMissing`` without the library.
     """
     if endpoint is None:
         export_by(None)
@@ -79,14 +80,14 @@ def send_to(endpoint: str | None) -> None:
 
 
 def export_by(exporter: Callable[[], SpanExporter] | None) -> None:
-    """Have the spans of runs go by what ``exporter`` makes, once for each run."""
+    """Export the spans of runs by what ``exporter`` makes; it is called once per run."""
     global _exporter
     _exporter = exporter
 
 
 @contextmanager
 def run(run_id: str, job: str) -> Iterator[None]:
-    """The trace of one run in this process. Whatever becomes of its spans, the run goes on."""
+    """Trace one run in this process. Problems with its spans never affect the run."""
     if _exporter is None:
         yield
         return
@@ -94,7 +95,7 @@ def run(run_id: str, job: str) -> Iterator[None]:
         provider = _provider(run_id, _exporter)
         tracer = provider.get_tracer(SERVICE)
     except Exception as problem:
-        # The library has many variables of its own, and refuses some values.
+        # The library reads many variables of its own, and refuses some values.
         _log.warning("No traces of this run are sent: the library refuses (%s).", type(problem).__name__)
         yield
         return
@@ -106,14 +107,14 @@ def run(run_id: str, job: str) -> Iterator[None]:
     finally:
         failpoints.watched_by(None)
         _tracer.reset(token)
-        # The library waits for each batch of spans, and for an answer that drips in, for as long as it takes.
+        # The library waits without limit for each batch of spans, and for a slow answer.
         last = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
         last.start()
         last.join(_SECONDS)
 
 
 def _provider(run_id: str, exporter: Callable[[], SpanExporter]) -> TracerProvider:
-    """What makes and sends the spans of one run."""
+    """Return the provider that makes and sends the spans of one run."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -123,7 +124,7 @@ def _provider(run_id: str, exporter: Callable[[], SpanExporter]) -> TracerProvid
         def generate_trace_id(self) -> int:
             return uuid.UUID(run_id).int
 
-    # Made for each run: its process is a fork, and a thread that sends does not survive one.
+    # Made for each run: its process is a fork, in which a sending thread of the parent does not exist.
     provider = TracerProvider(
         resource=Resource.create({"service.name": SERVICE}), id_generator=OfRun(), shutdown_on_exit=False
     )
@@ -132,7 +133,8 @@ def _provider(run_id: str, exporter: Callable[[], SpanExporter]) -> TracerProvid
 
 
 def _untold(record: logging.LogRecord) -> bool:
-    """Have ``record`` name its errors, and not tell what they say. It is logged all the same."""
+    """Reduce the errors in ``record`` to their names; their texts may contain secrets. Always returns True:
+    it is logged."""
     told = record.args if isinstance(record.args, tuple) else ()
     record.args = tuple(_named(each) for each in told) or record.args
     record.exc_info = record.exc_text = None
@@ -142,12 +144,13 @@ def _untold(record: logging.LogRecord) -> bool:
 def _named(value: object) -> object:
     if isinstance(value, BaseException):
         return type(value).__name__
-    # The reason of a failure, as text: an error's own words, or those of HTTP.
+    # The reason of a failure as text: the words of an error, or those of HTTP.
     return "(not told)" if isinstance(value, str) and "://" in value else value
 
 
 def span(name: str, **attributes: str | int | bool) -> AbstractContextManager[Any]:
-    """A span of the run in progress; nothing where none is traced. An error in it is named, not told."""
+    """Return a span of the run in progress; it does nothing if no run is traced. Of an error, only the name
+    is recorded."""
     tracer = _tracer.get()
     if tracer is None:
         return nullcontext()
@@ -158,7 +161,7 @@ def span(name: str, **attributes: str | int | bool) -> AbstractContextManager[An
 def _span(tracer: Tracer, name: str, attributes: dict[str, Any]) -> Iterator[None]:
     from opentelemetry.trace import Status, StatusCode
 
-    # The message of an error may show a value.
+    # The message of an error may contain a value.
     with tracer.start_as_current_span(
         name, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as made:
@@ -171,7 +174,7 @@ def _span(tracer: Tracer, name: str, attributes: dict[str, Any]) -> Iterator[Non
 
 @contextmanager
 def attempt(table: str) -> Iterator[None]:
-    """An attempt at a commit to ``table``. Until it makes something durable, it plans."""
+    """Trace an attempt at a commit to ``table``. Until its first durable effect, it counts as planning."""
     if _tracer.get() is None:
         yield
         return
@@ -185,7 +188,7 @@ def attempt(table: str) -> Iterator[None]:
 
 
 def _passing(name: str, of: object) -> AbstractContextManager[Any]:
-    """The span of the failpoint ``name`` on its effect on ``of``."""
+    """Return the span for the failpoint ``name`` and its effect on ``of``."""
     if not name.startswith(_OF_A_LAKE):
         return nullcontext()
     planning = _planning.get()

@@ -1,11 +1,11 @@
-"""How a task of Spark reaches landing and lake from a machine that does not have the home: by their bucket.
+"""How a Spark task on another machine than the home reaches landing and lake: through their bucket.
 
-The driver tells each task where the home is on its own machine, and the URL of the bucket. So paths mean the
-same to both, and the task reads objects by copies in a folder of its executor, which goes with the executor.
-Credentials are never sent: the executor has those of its own environment.
+The driver gives each task the path of the home on its own machine, and the URL of the bucket. So a path means
+the same to both, and the task reads objects through copies in a folder of its executor, which disappears with
+the executor. Credentials are never sent: the executor uses those of its own environment.
 
-Whatever else a home has stays on the driver's machine. A task asks the driver's process for what it needs of
-it: keys and tokens (``asked``). It must not make a file of its own (``require_here``).
+Everything else of a home stays on the driver's machine. A task requests what it needs of it, keys and tokens,
+from the driver's process (``asked``). It must not make such a file itself (``require_here``).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ELSEWHERE = "spark.omnisupport.tasksElsewhere"
-"""The setting of a Spark session that is ``true`` where its tasks run on other machines than the driver."""
+"""A setting of a Spark session: ``true`` if its tasks run on other machines than the driver."""
 
 _COPIES_KEPT = timedelta(days=1)
 _LOOK_SECONDS = 3600.0
 
 _visits: dict[str, Visit] = {}
-"""The homes that this process visits, by their paths."""
+"""The homes that this process visits, by path."""
 
 _looked_at: float | None = None
-"""When copies that nobody reads any more were looked for (monotonic seconds)."""
+"""When unused copies were last looked for (monotonic seconds)."""
 
 
 class HomeFileNeeded(IngestError):
@@ -55,15 +55,16 @@ class HomeFileNeeded(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What a task gets: the path of the ``home`` on the driver's machine, and the ``url`` at which it
-    keeps landing and lake."""
+    """What a task gets: the path of the ``home`` on the driver's machine, and the ``url`` of its landing and
+    lake."""
 
     home: str
     url: str
 
     @classmethod
     def of(cls, spark: SparkSession, path: Path) -> Visit | None:
-        """The visit by which tasks of ``spark`` reach ``path``; None where they have it as the driver has."""
+        """Return the visit with which tasks of ``spark`` reach ``path``; None if they reach it as the driver
+        does."""
         from omnisupport_ingest.bucket import BucketStorage
 
         storage = storage_of(path)
@@ -74,12 +75,13 @@ class Visit:
 
     @property
     def folder(self) -> Path:
-        """The folder in which tasks of this executor have copies and drafts; Spark deletes what it is in."""
+        """The folder for copies and drafts of the tasks of this executor; Spark deletes the folder around
+        it."""
         local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
         return Path(local, f"omnisupport-{sha256(f'{self.home} {self.url}'.encode()).hexdigest()[:16]}")
 
     def begin(self) -> None:
-        """Have this process, a worker of Spark, reach landing and lake of the home by the bucket."""
+        """Make this process, a worker of Spark, reach landing and lake of the home through the bucket."""
         global _looked_at
         from omnisupport_ingest.bucket import BucketStorage
 
@@ -96,11 +98,11 @@ class Visit:
 
 
 Task = Callable[[Iterable["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
-"""What ``mapInArrow`` takes."""
+"""The kind of function that ``mapInArrow`` takes."""
 
 
 def visiting(visit: Visit | None, task: Task) -> Task:
-    """Return ``task`` so that it begins with ``visit``; itself where tasks need none."""
+    """Return ``task`` preceded by the start of ``visit``; ``task`` itself if ``visit`` is None."""
     return task if visit is None else partial(_visiting, visit=visit, task=task)
 
 
@@ -110,22 +112,24 @@ def _visiting(batches: Iterable[pa.RecordBatch], visit: Visit, task: Task) -> It
 
 
 def require_here(path: Path) -> None:
-    """Refuse to go on without the file ``path`` of a home that this process only visits
-    (``HomeFileNeeded``)."""
+    """Raise ``HomeFileNeeded`` if this process only visits the home and the file ``path`` is not on its
+    machine."""
     if _visits_home_of(path) and not path.exists():
         raise _needed(str(path), "which is not on its machine")
 
 
 def asked_instead(path: Path, service: Address | None) -> Address | None:
-    """Return ``service`` where this process only visits the home of the file ``path``: what its own machine
-    has at that path may be another home's, or a copy."""
+    """Return ``service`` if this process only visits the home of the file ``path``, else None.
+
+    On a visit, the file that this machine has at that path may belong to another home, or be a copy.
+    """
     return service if _visits_home_of(path) else None
 
 
 def asked(service: Address, request: dict[str, Any], refusal: type[IngestError]) -> Any:
-    """Return what the process that has the home found for ``request``.
+    """Return what the process that has the home answers to ``request``.
 
-    Raises ``refusal`` as that process met it, ``HomeFileNeeded`` if it does not answer.
+    Raises the ``refusal`` of that process, and ``HomeFileNeeded`` if it does not answer.
     """
     try:
         answer = service.ask(request)

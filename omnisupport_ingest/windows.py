@@ -1,8 +1,8 @@
-"""Event-time windows: which one an event belongs to, and how windows join into ranges.
+"""Event-time windows: to which window an event belongs, and how windows join into ranges.
 
-A window is a function of the event's commit time, never of its arrival, so a redelivered event
-falls where it fell before. (What tells a position again with another commit time is brought there by
-``landing/first_windows.py``.) Times are UTC throughout; datetimes are timezone-aware.
+The window of an event depends on its commit time, never on its arrival, so a redelivered event has the same
+window as before. (If a position comes again with another commit time, ``landing/first_windows.py`` puts it
+into its first window.) Times are UTC throughout; datetimes are timezone-aware.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from datetime import UTC, datetime, timedelta
 from omnisupport_ingest.errors import IngestError
 
 KEY_FORMAT = "%Y-%m-%dT%H%M"
-"""``strftime`` form of a window's key, its start to the minute; no character a path must escape."""
+"""``strftime`` format of a window's key: its start to the minute, without characters that a path must
+escape."""
 
 OUT_OF_RANGE = "out-of-range"
-"""The sentinel partition of events whose time cannot be right: before the first window, or so far
-ahead of the clock that landed them that no clock error explains it."""
+"""The sentinel partition, for events with an impossible time: before the first window, or further ahead of
+the landing clock than any clock error explains."""
 
 MAX_AHEAD = timedelta(days=1)
-"""How far an event's commit time may lie ahead of the clock that landed it."""
+"""How far the commit time of an event may lie ahead of the landing clock."""
 
 _SIZE = re.compile(r"minutes:([1-9][0-9]?)")
 
@@ -57,7 +58,7 @@ class WindowSize:
 
     @classmethod
     def parse(cls, text: str) -> WindowSize:
-        """Read the form that ``str`` writes; ``WindowSizeRefused`` names the accepted forms."""
+        """Read the form that ``str`` writes. Raises ``WindowSizeRefused``, which names the accepted forms."""
         named = {"hourly": 60, "daily": 24 * 60}
         if text in named:
             return cls(named[text])
@@ -81,7 +82,7 @@ class WindowSize:
 
     @property
     def cron(self) -> str:
-        """The cron schedule that ticks at every window's start."""
+        """The cron schedule that ticks at the start of every window."""
         if self.minutes == 24 * 60:
             return "0 0 * * *"
         return "0 * * * *" if self.minutes == 60 else f"*/{self.minutes} * * * *"
@@ -89,7 +90,7 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True)
 class WindowRange:
-    """Windows from ``first`` to ``last``, both included, without a gap between them."""
+    """The windows from ``first`` to ``last``, both included, without a gap between them."""
 
     first: str
     last: str
@@ -107,19 +108,19 @@ class WindowGrid:
             raise ValueError(f"{self.first.isoformat()} is not the start of a window")
 
     def truncate(self, moment: datetime) -> datetime:
-        """The start of the window that ``moment`` falls in, whether or not the grid reaches it."""
+        """Return the start of the window that contains ``moment``, whether or not the grid reaches it."""
         moment = moment.astimezone(UTC)
         midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight + (moment - midnight) // self.size.length * self.size.length
 
     def key_of(self, moment: datetime, landed_at: datetime) -> str:
-        """The key of the window of an event with commit time ``moment``, or ``OUT_OF_RANGE``."""
+        """Return the key of the window of an event with commit time ``moment``, or ``OUT_OF_RANGE``."""
         if moment < self.first or moment > landed_at + MAX_AHEAD:
             return OUT_OF_RANGE
         return self.truncate(moment).strftime(KEY_FORMAT)
 
     def start_of(self, key: str) -> datetime:
-        """The start of the window named ``key``; ``WindowUnknown`` if the grid has no such window."""
+        """Return the start of the window ``key``. Raises ``WindowUnknown`` if the grid has no such window."""
         try:
             start = datetime.strptime(key, KEY_FORMAT).replace(tzinfo=UTC)
         except ValueError:
@@ -129,8 +130,10 @@ class WindowGrid:
         return start
 
     def named(self, text: str) -> str:
-        """The key of the window that a person means: its key, or any time in it (ISO 8601; UTC without an
-        offset). ``WindowUnknown`` if the grid has no such window.
+        """Return the key of the window that a person means by ``text``: its key, or any time in it (ISO 8601;
+        UTC without an offset).
+
+        Raises ``WindowUnknown`` if the grid has no such window.
         """
         if text == OUT_OF_RANGE:
             return text
@@ -138,7 +141,7 @@ class WindowGrid:
             moment = datetime.fromisoformat(text)
             start = self.truncate(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
         except (ValueError, OverflowError):
-            # No text of a time, or of one that is none in UTC.
+            # Not the text of a time, or of a time that does not exist in UTC.
             raise self._unknown(text) from None
         if start < self.first:
             raise self._unknown(text)
@@ -156,13 +159,14 @@ class WindowGrid:
         return self.start_of(key) + self.size.length
 
     def keys_between(self, first: str, last: str) -> list[str]:
-        """Every window from ``first`` to ``last``, both included."""
+        """Return the keys of all windows from ``first`` to ``last``, both included."""
         start, end = self.start_of(first), self.start_of(last)
         count = (end - start) // self.size.length + 1
         return [(start + i * self.size.length).strftime(KEY_FORMAT) for i in range(count)]
 
     def ranges(self, keys: Iterable[str]) -> list[WindowRange]:
-        """The fewest gapless ranges that hold exactly ``keys`` (repeats allowed, any order)."""
+        """Return the fewest ranges without a gap that contain exactly ``keys`` (repeats allowed, any
+        order)."""
         ranges: list[WindowRange] = []
         for key in sorted(set(keys)):
             if ranges and self.end_of(ranges[-1].last) == self.start_of(key):
@@ -173,5 +177,5 @@ class WindowGrid:
 
 
 def without_sentinel(keys: Sequence[str]) -> list[str]:
-    """``keys`` that are windows of time."""
+    """Return ``keys`` without the sentinel."""
     return [key for key in keys if key != OUT_OF_RANGE]

@@ -1,10 +1,11 @@
-"""Taking a table, or a whole source, out of the home: planned and said first, then done so that it resumes.
+"""Withdraws a table, or a whole source, from the home: plans and shows it first, then does it in resumable
+steps.
 
-The contract goes first, into a folder ``withdrawn`` beside the contracts, from where it can be put back; with
-it go the assets of the table at the next start. Then the home's record of what is in force, the publication
-at the source, and last, only where that is asked for, the data. Whoever dies in between calls again: what is
-in ``withdrawn`` is found there, and only what is left is done. Raw and deduped events hold every table of a
-source, so a withdrawn table's events stay in them.
+First the contract is moved to the folder ``withdrawn`` beside the contracts, from where it can be put back;
+the assets of the table disappear at the next start. Then the home's record of the contracts in force is
+updated, then the publication at the source, and last, only on request, the data is dropped. After a crash,
+the same call finds what is in ``withdrawn`` and does only the remaining steps. Raw and deduped events have
+the events of all tables of a source, so those of a withdrawn table stay in them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class WithdrawalRefused(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Something of the home that holds data of what is withdrawn: its ``folder``, with ``bytes`` in use."""
+    """A ``folder`` of the home with data of what is withdrawn, and the ``bytes`` in use in it."""
 
     folder: Path
     bytes: int
@@ -56,9 +57,12 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What is to be withdrawn. ``contracts``: those that are in force still; ``definition``: the file of a
-    source that goes with them, None for a table; ``to``: where each of these files goes; ``data``: what is
-    dropped with ``--drop-data``; ``windows``: of the source, judged again for the tables that stay."""
+    """What is to be withdrawn.
+
+    ``contracts``: those still in force. ``definition``: the file of the source that is withdrawn with them;
+    None for a table. ``to``: the destination of each of these files. ``data``: what ``--drop-data`` drops.
+    ``windows``: number of windows of the source that are judged again for the remaining tables.
+    """
 
     source: str
     contracts: tuple[TableContract, ...]
@@ -69,10 +73,11 @@ class Withdrawal:
 
 
 def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> TableContract:
-    """The contract that people call ``name``, of those in force and those withdrawn; ``UnknownTable``.
+    """Return the contract that people call ``name``, among those in force and those withdrawn.
 
-    Both are asked together, so the same call names the same table before it is withdrawn and after.
-    ``WithdrawalRefused`` if somebody removed its file, and the lake has its dimension still.
+    Both are searched together, so the same call names the same table before and after its withdrawal. Raises
+    ``UnknownTable``, and ``WithdrawalRefused`` if the contract's file was removed but the lake still has the
+    dimension.
     """
     in_use = contracts_in_force(settings)
     there = [each for each in in_use if source in (None, each.source)]
@@ -103,7 +108,7 @@ def _refuse_without_file(settings: Settings, name: str, source: str | None) -> N
 
 
 def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withdrawal:
-    """What it comes to that ``contract`` is withdrawn; ``WithdrawalRefused``. Nothing is changed."""
+    """Return what the withdrawal of ``contract`` involves. Changes nothing. Raises ``WithdrawalRefused``."""
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = _in_force(workspace, [contract])
     _refuse(workspace, there)
@@ -120,7 +125,8 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
 
 
 def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
-    """What it comes to that ``source`` is retired with all of its tables; ``WithdrawalRefused``."""
+    """Return what retiring ``source`` with all of its tables involves. Changes nothing. Raises
+    ``WithdrawalRefused``."""
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = workspace.contracts.of_source(source)
     _refuse(workspace, there)
@@ -139,23 +145,22 @@ def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
 
 
 def take_out_contracts(settings: Settings, home: Home, plan: Withdrawal) -> list[Path]:
-    """Move the contracts of ``plan`` to the folder ``withdrawn``; returns where they are now."""
+    """Move the contracts of ``plan`` to the folder ``withdrawn``. Returns their new paths."""
     moved = [_move(Path(each.path), plan.to[Path(each.path)]) for each in plan.contracts]
     use(settings, home, None, None)
     return moved
 
 
 def take_out_definition(plan: Withdrawal) -> Path | None:
-    """Move the definition of the source, if it has one."""
+    """Move the definition of the source, if it has one. Returns its new path."""
     return _move(plan.definition, plan.to[plan.definition]) if plan.definition is not None else None
 
 
 def stays_published(
     settings: Settings, connection: Connection, publication: str, contract: TableContract
 ) -> str | None:
-    """Say why ``publication`` keeps publishing the table, with the SQL to end it; None if the table can be
-    taken out alone, or is not in it.
-    """
+    """Return why ``publication`` keeps publishing the table, with the SQL that ends it; None if the table can
+    be taken out alone, or is not in it."""
     published, name = read_publication(connection, publication), contract.table_name
     if published is None or not published.covers(name) or published.lets_go(name):
         return None
@@ -179,9 +184,10 @@ def stays_published(
 
 
 def leave_publication(connection: Connection, publication: str, contract: TableContract) -> str | None:
-    """Take the table out of ``publication`` where this role may; else return the SQL that somebody else runs.
+    """Take the table out of ``publication`` if this role may. Otherwise return the SQL that an owner must
+    run.
 
-    None: ``publication`` does not list it (any more).
+    None: ``publication`` does not list the table (any more).
     """
     published, name = read_publication(connection, publication), contract.table_name
     if published is None or not published.lets_go(name):
@@ -193,7 +199,7 @@ def leave_publication(connection: Connection, publication: str, contract: TableC
 
 
 def drop_data(data: Iterable[Data]) -> int:
-    """Delete the folders; returns how many there were."""
+    """Delete the folders. Returns how many existed."""
     dropped = 0
     for each in data:
         with failpoint("lake.withdrawn", each.folder):
@@ -209,7 +215,8 @@ def _in_force(workspace: Workspace, wanted: Sequence[TableContract]) -> tuple[Ta
 def _destinations(
     settings: Settings, contracts: Iterable[TableContract], definition: Path | None
 ) -> dict[Path, Path]:
-    """Where each of these files goes: over none that was withdrawn earlier under the same name."""
+    """Return the destination of each of these files; none replaces a file that was withdrawn earlier under
+    the same name."""
     folder = withdrawn_folder(settings)
     files = {
         Path(each.path): free_path(folder, f"{each.source}.{each.name}", Path(each.path))
@@ -236,7 +243,7 @@ def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
 
 
 def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
-    """``WithdrawalRefused`` while the definition of the source names the table."""
+    """Raise ``WithdrawalRefused`` while the definition of the source names the table."""
     file = sources_folder(settings) / f"{contract.source}.json"
     if not file.exists():
         return
@@ -255,7 +262,7 @@ def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
 
 
 def _refuse_while_referenced(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:
-    """``WithdrawalRefused`` while a contract that stays has a reference to a table of ``going``."""
+    """Raise ``WithdrawalRefused`` while a contract that stays refers to a table of ``going``."""
     names = {each.name for each in going}
     places = [
         (each, f"x-cdc.quality.references[{place}], {reference.name}")
@@ -273,7 +280,8 @@ def _refuse_while_referenced(going: Sequence[TableContract], stay: Sequence[Tabl
 
 
 def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:
-    """``WithdrawalRefused`` if events of ``going`` would be judged again with personal values uncovered.
+    """Raise ``WithdrawalRefused`` if events of ``going`` would be judged again with uncovered personal
+    values.
 
     While any table of the source has a policy, values of a table without a contract are left out.
     """
@@ -298,7 +306,7 @@ def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
 
 
 def _holds(folder: Path) -> bool:
-    """Whether ``folder`` is there, here or in the object store behind it."""
+    """Whether ``folder`` exists, here or in the object store behind it."""
     return folder.is_dir() or any(True for _ in storage_of(folder).listed(folder))
 
 

@@ -1,11 +1,11 @@
 """``alarms``: send an alarm when what is wrong with the platform changes, and a heartbeat while it runs.
 
-A look is that of ``status``. ``up`` looks every minute; a timer of the machine can look as well, and reports
-when ``up`` does not run. The home records what was sent last, and a lock lets one look after the other, so
-each change is sent once whoever looks.
+A look finds what ``status`` shows. ``up`` looks every minute. A timer of the machine can look as well, and so
+report that ``up`` does not run. The home records what was sent last, and a lock permits one look at a time,
+so each change is sent once, whichever process looks.
 
-The sensor ``source_health_<source>`` reports on a captured source while Dagster's daemon runs. So slots and
-source are reported here only when it does not.
+While Dagster's daemon runs, the sensor ``source_health_<source>`` reports on a captured source. So slots and
+source are reported here only while it does not run.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _SENT_BY_SENSOR = ":source_healthy"
-"""End of the kind of a red check for which the sensor of the source sends its own alarm."""
+"""End of the kind of a failed check for which the sensor of the source sends its own alarm."""
 
 _ALARMS_OF_ITS_OWN = ":schema_as_contracted"
-"""End of the kind of a red check of which each finding is an alarm of its own."""
+"""End of the kind of a failed check whose findings are alarms of their own."""
 
 _WELL, _WARNING, _ALARM = "well", "warning", "alarm"
 
@@ -93,7 +93,8 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
         _require_way(send_alarm(settings, _test_document(str(settings.home))))
         click.echo("Sent. Did it reach you?")
         return
-    # A service may be the first on a new machine. A look at a wrong path would find that all is well.
+    # The service may be the first process on a new machine, so it makes the home. A single look must not: at
+    # a wrong path it would find that all is well.
     home = open_home(settings) if watch else existing_home(settings)
     watched = Watch(settings, home, lambda: _seen(home, settings, expect_running=expect_running or watch))
     if watch:
@@ -107,7 +108,8 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
 
 
 class Watch:
-    """Looks at a home. Each sends what has changed since the look before, of whatever process that was."""
+    """Looks at a home. Each look sends what has changed since the look before, even if another process made
+    that."""
 
     def __init__(self, settings: Settings, home: Home, see: Callable[[], tuple[list[Problem], bool]]) -> None:
         """``see`` returns what is wrong, and whether the platform runs."""
@@ -115,7 +117,8 @@ class Watch:
         self._file = home.run / "alarms.json"
 
     def look(self) -> Document:
-        """Look once, send what has changed, then the heartbeat. ``AlarmNotSent`` if one cannot be sent."""
+        """Look once, send what has changed, then the heartbeat. Raises ``AlarmNotSent`` if one cannot be
+        sent."""
         try:
             lock = NamedLock.take(self._home.run / "alarms.lock", "alarms")
         except LockTaken:
@@ -126,7 +129,7 @@ class Watch:
         finally:
             lock.release()
         if running:
-            # After the alarms: a platform that cannot send them must not look alive either.
+            # The heartbeat comes after the alarms: a platform that cannot send alarms must not look alive.
             send_heartbeat(self._settings)
         return document
 
@@ -149,7 +152,7 @@ class Watch:
         try:
             return read_note(Sent, self._file)
         except (OSError, Unreadable):
-            # Nothing was sent yet, or what was is not known: then all is sent again.
+            # Nothing was sent yet, or the record cannot be read: everything is sent again.
             return Sent()
 
 
@@ -162,7 +165,7 @@ def has_receiver(settings: Settings) -> bool:
 def _look_until_stopped(watched: Watch, every: float, *, somebody: bool) -> None:
     with stop_on_signal() as stop:
         if not somebody:
-            # A service manager would start it again and again if it ended.
+            # If the command ended, a service manager would start it again and again.
             say_err("No alarm is sent: OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK are not set.")
             stop.wait()
         while not stop.is_set():
@@ -184,7 +187,7 @@ def _of(problem: Problem) -> Document:
 
 
 def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list[Problem], bool]:
-    """What alarms report, and whether the platform runs."""
+    """Return the problems that alarms report, and whether the platform runs."""
     from omnisupport_ingest.cli.status import status_document
 
     try:
@@ -209,7 +212,7 @@ def _has_other_alarms(problem: Problem) -> bool:
 
 
 def _of_slots(home: Home, settings: Settings) -> Iterator[Problem]:
-    """What the sensors of the captured sources would report if they ran."""
+    """Yield what the sensors of the captured sources would report if they ran."""
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.contracts.sources import log_settings, log_sources
     from omnisupport_ingest.sources.postgres.capture.health import source_health

@@ -64,7 +64,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
     from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
     from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 
-    # A new home records the settings of its own source, not those of the log NAME.
+    # A new home must record the settings of its own source, not those of the log NAME.
     home = open_home(open_settings())
     settings = log_of(open_settings(), name)
 
@@ -96,8 +96,8 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
         kept: list[Capture] = []
 
         def start() -> None:
-            # A restart and the end of a pause read the contracts again. After a source that did not answer
-            # the same capture goes on, without a contract that nobody has requested.
+            # After a restart or a pause, the contracts are read again. After a source that did not answer,
+            # the same capture goes on: nobody has requested a new contract.
             running = kept.pop() if kept else Capture(settings, home, the_contracts(), landed, the_contracts)
             try:
                 running.run(None, stop)
@@ -109,7 +109,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
 
 
 def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
-    """Land what has committed by now; ``KeyboardInterrupt`` if ``stop`` was set before the end."""
+    """Land what has committed by now. Raises ``KeyboardInterrupt`` if ``stop`` was set before the end."""
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
@@ -124,7 +124,7 @@ def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threa
 
 @contextmanager
 def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
-    """Run the embedded server while the context is open, if it is the source and does not run."""
+    """Run the embedded server during the block, if it is the source and does not run."""
     from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
     if settings.source_dsn is not None or EmbeddedPostgres(home.postgres).running:
@@ -138,7 +138,7 @@ def embedded_source(settings: Settings, home: Home) -> Iterator[None]:
 def follow(
     run: Callable[[], None], stop: threading.Event, *, retry: type[Exception], backoff: Backoff | None = None
 ) -> None:
-    """Call ``run`` until it returns or ``stop`` is set; after a ``retry`` error wait and call it again.
+    """Call ``run`` until it returns or ``stop`` is set; after a ``retry`` error, wait and call it again.
 
     The wait doubles with each failure in a row, as ``backoff`` says. Any other error is raised.
     """
@@ -162,11 +162,12 @@ _LOOK_SECONDS = 0.5
 def until_resumed(
     run: Callable[[], None], note: PauseRequest, stop: threading.Event, *, look: float = _LOOK_SECONDS
 ) -> Callable[[], None]:
-    """A function that calls ``run``, again and again while a person pauses or restarts the capture.
+    """Return a function that calls ``run``, and calls it again whenever a person has paused or restarted the
+    capture.
 
-    So the process stays, and ``up`` has nothing to start again. After ``CapturePaused`` it looks for ``note``
-    every ``look`` seconds and calls ``run`` when it is gone; after ``CaptureRestarts`` at once. It ends when
-    ``run`` does or ``stop`` is set.
+    So the process stays alive, and ``up`` need not start it again. After ``CapturePaused``, the function
+    looks for ``note`` every ``look`` seconds, and calls ``run`` when it is gone; after ``CaptureRestarts``,
+    it calls ``run`` at once. It ends when ``run`` returns or ``stop`` is set.
     """
 
     def run_or_wait() -> None:

@@ -150,7 +150,8 @@ def _reported(partitions: int) -> str:
 
 
 def _rebuild(settings: Settings) -> int:
-    """Report what the lake has to the Dagster instance of the home; returns how many partitions were new."""
+    """Report the windows of the lake to the Dagster instance of the home; return how many partitions were
+    new."""
     import os
 
     home = home_of_landed(settings)
@@ -168,7 +169,7 @@ def _rebuild(settings: Settings) -> int:
 
 
 def _names(table: str, path: str) -> bool:
-    """Whether ``table`` is the ``path`` of a table, or its end, like ``dim_tickets``."""
+    """Whether ``table`` is the ``path`` of a table, or the end of it, such as ``dim_tickets``."""
     return path == table or path.endswith(f"/{table}")
 
 

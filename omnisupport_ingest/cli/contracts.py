@@ -1,7 +1,7 @@
 """``contracts``: make table contracts, check them, put them in force, compare them with the source.
 
-What writes new contracts is in ``contracts_new``, what compares them in ``contracts_diff``: both connect to
-the source, and are imported by their commands alone.
+``contracts_new`` writes new contracts, ``contracts_diff`` compares them. Both connect to the source, so only
+their commands import them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def new(
 
 
 def _source_of_new(settings: Settings, name: str | None) -> tuple[Settings, bool]:
-    """``settings`` of the source whose tables get contracts, and whether it is read by queries."""
+    """Return ``settings`` for the source whose tables get contracts, and whether it is read by queries."""
     from pydantic import SecretStr
 
     from omnisupport_ingest.contracts.sources import (
@@ -352,7 +352,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The contracts of ``folder`` that can be used, by source and name, and every problem found."""
+    """The usable contracts of ``folder``, by source and name, and every problem found."""
 
     folder: Path
     contracts: Contracts
@@ -360,7 +360,8 @@ class _Reading:
 
 
 def _read_all(folder: Path, settings: Settings) -> _Reading:
-    """Read every contract file of ``folder``; ``ContractError`` if it is no folder or holds none."""
+    """Read every contract file of ``folder``. Raises ``ContractError`` if it is no folder or has no
+    contract."""
     from omnisupport_ingest.contracts.sources import sources_in
     from omnisupport_ingest.contracts.way_in import way_problems
 
@@ -371,7 +372,7 @@ def _read_all(folder: Path, settings: Settings) -> _Reading:
             read.append(load_contract(path))
         except ContractError as error:
             problems.append(error)
-    # Contracts may each be valid and clash: the first of two counts, the other is a problem.
+    # Two valid contracts may clash: then the first counts, and the other is a problem.
     usable = Contracts(())
     for contract in read:
         try:
@@ -382,7 +383,7 @@ def _read_all(folder: Path, settings: Settings) -> _Reading:
     try:
         problems += way_problems(usable, sources_in(folder.absolute().parent / "sources", settings, usable))
     except ContractError as error:
-        # A definition that is none: which contracts are of what kind is not known.
+        # A definition is wrong, so it is unknown how the tables of its source are read.
         problems.append(error)
     return _Reading(folder, usable, tuple(problems))
 

@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.shown_columns import live_as_contracted
 
 
 def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, JudgedChange]]:
-    """Every recorded change with its source, or those of the ``tables`` named."""
+    """Return every recorded change with its source, or only those of the given ``tables``."""
     named = {(each.source, each.name) for each in tables_named(workspace, list(tables))} if tables else None
     return [
         (source, each)
@@ -45,7 +45,7 @@ def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, J
 
 
 def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
-    """A change for ``--json``: LSNs as text, times in ISO 8601."""
+    """Return a change for ``--json``: LSNs as text, times in ISO 8601."""
     change = each.change
     return {
         "source": source,
@@ -97,9 +97,9 @@ def show_changes(judged: Sequence[tuple[str, JudgedChange]]) -> None:
 def propose(
     settings: Settings, workspace: Workspace, contract: TableContract, *, every: bool
 ) -> NextContract:
-    """The next version of ``contract``, by its table as it is now and what is recorded of it.
+    """Return the next version of ``contract``, from its table as it is now and the recorded changes.
 
-    ``settings``: those of its log, if it is read by one. ``TableUnreadable`` if there is no such table.
+    ``settings``: of its log, if a log is read. Raises ``TableUnreadable`` if the table does not exist.
     """
     document = with_learned(workspace.home.path, read_document(Path(contract.path), ContractError))
     record = SchemaChanges(workspace.landing(contract.source).folder)
@@ -120,7 +120,7 @@ def propose(
         )
     again = command_to_read(contract, definition.kind)
     proposal = next_contract(document, form, changes, every=every, again=again)
-    # Read as it will be read from the file: what is written can be used.
+    # Parsed as it will be read from the file, so that what is written can be used.
     contract_of(proposal.document, Path(contract.path))
     return proposal
 
@@ -143,7 +143,7 @@ def _read_by_query(
 
 
 def _shown(contract: TableContract, record: SchemaChanges, changes: Sequence[SchemaChange]) -> LiveSchema:
-    """The table as the rows that landed show it."""
+    """Return the table as the landed rows show it."""
     seen = record.tables().get(contract.name)
     if seen is None:
         raise TableUnreadable(
@@ -161,9 +161,9 @@ def is_in_file(contract: TableContract, proposal: NextContract) -> bool:
 
 
 def write(contract: TableContract, proposal: NextContract) -> None:
-    """Replace the file of ``contract`` by what is proposed; durable on return.
+    """Replace the file of ``contract`` by the proposal; durable on return.
 
-    ``ContractError`` if the file is one of an installed program.
+    Raises ``ContractError`` if the file belongs to an installed program.
     """
     path = Path(contract.path)
     if path.is_relative_to(program_file("contracts")) and path.parents[2].name == "packaged":
@@ -179,9 +179,9 @@ def write(contract: TableContract, proposal: NextContract) -> None:
 def show_proposal(
     contract: TableContract, proposal: NextContract, *, written: bool, same: bool, log: bool
 ) -> None:
-    """Print the steps with their reasons, what is left to a person, and the document if it is not written.
+    """Print the steps with their reasons, what a person must decide, and the document unless it is written.
 
-    ``log``: a capture that runs has to take it in.
+    ``log``: the source is read by its log, so a restart of its capture is needed.
     """
     version = proposal.document["x-cdc"]["version"]
     for step in proposal.steps:
@@ -207,7 +207,7 @@ def show_proposal(
 
 
 def proposal_document(contract: TableContract, proposal: NextContract, *, written: bool) -> dict[str, Any]:
-    """The proposal for ``--json``."""
+    """Return the proposal for ``--json``."""
     return {
         "table": contract.name,
         "path": contract.path,

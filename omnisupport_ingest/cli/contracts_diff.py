@@ -1,4 +1,4 @@
-"""Compare contracts with the tables of their source: what differs, and whether it matters."""
+"""Compares contracts with the tables of their source: what differs, and whether it matters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
 
 
 def connect_to_source(settings: Settings) -> Connection:
-    """A connection to the source of ``settings``. Only the embedded server needs a home."""
+    """Return a connection to the source of ``settings``. Only the embedded server needs a home."""
     if settings.source_dsn is not None:
         return connect(settings.source_dsn.get_secret_value())
     return connect(source_dsn(settings, existing_home(settings)))
@@ -115,7 +115,7 @@ def show(compared: Compared) -> None:
 
 
 def document(compared: Compared) -> dict[str, Any]:
-    """The comparison for ``--json``; ``severity`` is ``blocks``, ``warns`` or ``notes``."""
+    """Return the comparison for ``--json``; ``severity`` is ``blocks``, ``warns`` or ``notes``."""
     return {
         "source": compared.source,
         "publication": {"name": compared.publication, "exists": compared.published},

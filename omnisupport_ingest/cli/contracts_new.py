@@ -1,4 +1,4 @@
-"""Write the contracts of new tables: the file of each, and what became of it."""
+"""Writes the contracts of new tables: a file for each, and the outcome for each."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from omnisupport_ingest.sources.query.first_contracts import ShownTables, draft_
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one table. ``status``: ``written``, ``kept`` or ``refused``.
+    """The outcome for one table. ``status``: ``written``, ``kept`` or ``refused``.
 
-    A refused table has ``problem`` and ``fix``, any other its ``contract``.
+    A refused table has ``problem`` and ``fix``; any other has its ``contract``.
     """
 
     table: str
@@ -51,9 +51,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class NewContracts:
-    """What to write: contracts of ``tables`` (all of the source if empty), to ``out`` if given.
+    """What to write: contracts of ``tables`` (empty: all of the source), to ``out`` if given.
 
-    ``force``: replace existing contracts. ``by_query``: the connection of the settings is that of a source
+    ``force``: replace existing contracts. ``by_query``: the connection in the settings is that of a source
     which is read by queries.
     """
 
@@ -66,7 +66,7 @@ class NewContracts:
 
 
 def write_contracts(request: NewContracts) -> list[Outcome]:
-    """Write a contract for each table that ``request`` names; the outcomes have its order."""
+    """Write a contract for each table of ``request``; return the outcomes in the same order."""
     settings = request.settings
     given = request.out
     folder = _folder(given) if given is not None else settings.contracts_dir or own_folder(settings)
@@ -75,7 +75,7 @@ def write_contracts(request: NewContracts) -> list[Outcome]:
     chosen, outcomes = _choose(request.tables, shown.live)
     taken = {table: contract.name for table, contract in contracts.items()}
     names = lake_names([(table.schema, table.table) for table in chosen], taken)
-    # Refused here if several tables are to be one file.
+    # Refused here if several tables would become one file.
     file = None
     if given is not None and not given.is_folder and chosen:
         (file,) = given.files([each.full_name for each in chosen])
@@ -114,7 +114,7 @@ def _folder(out: Out) -> Path:
 def _choose(
     names: Sequence[str], live: Mapping[TableName, LiveTable]
 ) -> tuple[list[LiveTable], list[Outcome]]:
-    """The tables called ``names``, or all, and a refusal for each name that means no table."""
+    """Return the tables called ``names``, or all, and a refusal for each name without a table."""
     if not names:
         return all_tables(live.values()), []
     chosen: list[LiveTable] = []
@@ -135,7 +135,7 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
         return Outcome(table.full_name, "kept", path, kept)
     try:
         proposal = make()
-        # Read as it will be read from the file: what is written can be used.
+        # Parsed as it will be read from the file, so that what is written can be used.
         document = with_notes(proposal.document)
         contract = contract_of(document, path)
     except ContractError as error:
@@ -150,7 +150,8 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
 
 
 def own_folder(settings: Settings) -> Path:
-    """Where new contracts go: the folder of the home, or ``contracts/data`` if its came with the program."""
+    """Return the folder for new contracts: that of the home, or ``contracts/data`` if the home uses the
+    program's."""
     has = recorded(settings)
     if has is None or has.contracts == program_file("contracts/data"):
         return Path("contracts/data")
@@ -158,12 +159,12 @@ def own_folder(settings: Settings) -> Path:
 
 
 def folders_of(outcomes: Sequence[Outcome]) -> list[Path]:
-    """The folders of the contracts that there are now."""
+    """Return the folders of the contracts that exist now."""
     return sorted({outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None})
 
 
 def warn_if_not_in_force(settings: Settings, folders: Sequence[Path]) -> None:
-    """Print how to put the contracts in ``folders`` in force, if the home has others."""
+    """Print how to put the contracts in ``folders`` in force, if the home uses others."""
     has = recorded(settings)
     for folder in folders:
         if has is not None and folder.resolve() != has.contracts.resolve():
@@ -185,9 +186,9 @@ def _free_path(folder: Path, name: str, source: str) -> Path:
 
 
 def show(outcomes: Sequence[Outcome], *, by_query: bool = False) -> None:
-    """Print what became of every table, the refused ones with their fix, and a summary.
+    """Print the outcome for every table, refused ones with their fix, and a summary.
 
-    ``by_query``: each is to be read by a cursor.
+    ``by_query``: the tables are read by cursors.
     """
     width = max((len(outcome.table) for outcome in outcomes if not outcome.refused), default=0)
     for outcome in outcomes:
@@ -220,7 +221,7 @@ def show(outcomes: Sequence[Outcome], *, by_query: bool = False) -> None:
 
 
 def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes for ``--json``."""
+    """Return the outcomes for ``--json``."""
     return {
         "tables": [
             {

@@ -1,8 +1,7 @@
-"""``demo``: the main job from an empty folder to a proved result, a step at a time.
+"""``demo``: the main job, step by step, from an empty folder to a proven result.
 
-Each step is a function that may find its work done already, so a demo that was interrupted goes on. The
-steps move no data themselves: the services and the daemon do, as under ``up``. The steps start them, wait
-for them, and compare.
+A step may find its work done already, so an interrupted demo continues. The steps move no data themselves:
+the services and the daemon do, as under ``up``. The steps start them, wait for them, and compare.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
     from omnisupport_ingest.verify.proof import Proof
 
 WINDOW = "minutes:1"
-"""Window size of a home that the demo makes: the workload reaches at least two of them."""
+"""Window size of a home that the demo makes; the workload reaches at least two windows."""
 
 _WORKLOAD_SECONDS = 65.0
-"""How long the workload takes: long enough to reach a second window."""
+"""Duration of the workload, long enough to reach a second window."""
 
 _STEP_SECONDS = 600.0
-"""The longest that a step waits for the daemon."""
+"""The longest time that a step waits for the daemon."""
 
 _LOOK_SECONDS = 0.5
 
@@ -69,18 +68,18 @@ class DemoStuck(IngestError):
 
 @dataclass(frozen=True)
 class Demo:
-    """One run of the demo: where it works, and what it does there."""
+    """One run of the demo: where it works, and what it does."""
 
     settings: Settings
     home: Home
     supervisor: Supervisor
     changes: int
-    """Row changes that the workload commits."""
+    """Number of row changes that the workload commits."""
     seed: int
     again: str
-    """What a person types before the next command, so that it finds this home."""
+    """What a person must type before the next command, so that it finds this home."""
     workers: int | None = None
-    """Workers of the cluster that Spark runs on; None: it runs as the settings say."""
+    """Number of workers of the cluster that Spark runs on; None: Spark runs as the settings say."""
 
     @property
     def domain(self) -> Domain[Any]:
@@ -148,7 +147,7 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
         overrides |= _new_home_overrides(home_settings)
     settings = open_settings(**overrides)
     home = open_home(settings)
-    # If the next command finds the home by itself, nothing need be typed before it.
+    # If the next command finds the home by itself, nothing must be typed before it.
     again = (
         ""
         if settings.home == Settings().home
@@ -163,7 +162,8 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
 
 
 def _home_overrides(domain: str | None) -> dict[str, Any]:
-    """The setting of the home of ``domain``; empty without a domain, or if the environment names a home."""
+    """Return the setting for the home of ``domain``; empty without a domain, or if the environment names a
+    home."""
     from omnisupport_ingest.demo.domains import domain_called, home_of
 
     if domain is None or "home" in Settings().model_fields_set:
@@ -172,15 +172,19 @@ def _home_overrides(domain: str | None) -> dict[str, Any]:
 
 
 def _new_home_overrides(settings: Settings) -> dict[str, Any]:
-    """What is fixed when a home is made, unless the environment sets it: the size of its windows, and the
-    first one. Nothing in the demo's database is older than its home, and windows before it would look like a
-    gap in the UI."""
+    """Return settings that are fixed when a home is made, unless the environment sets them: window size and
+    first window.
+
+    Nothing in the demo's database is older than its home, and windows before it would look like a gap in the
+    UI.
+    """
     wanted = {"window": WINDOW, "first_window": datetime.now(UTC)}
     return {name: value for name, value in wanted.items() if name not in settings.model_fields_set}
 
 
 def _settings_of(domain: str | None) -> dict[str, Any]:
-    """The settings that ``--domain`` stands for; ``HomeMismatch`` if the home has another domain."""
+    """Return the settings that ``--domain`` implies. Raises ``HomeMismatch`` if the home has another
+    domain."""
     from omnisupport_ingest.demo.domains import DEFAULT, domain_called
 
     overrides = _home_overrides(domain)
@@ -204,7 +208,7 @@ def _settings_of(domain: str | None) -> dict[str, Any]:
 
 
 def run(demo: Demo) -> int:
-    """All steps in order; the exit code is 0 only if the comparison found no difference."""
+    """Run all steps in order. Returns the exit code: 0 only if the comparison found no difference."""
     try:
         demo = start_the_cluster(demo)
         services.launch_spark(demo.supervisor, demo.settings, demo.home)
@@ -315,7 +319,7 @@ def wait_for_the_sensor(demo: Demo) -> None:
 
 
 def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
-    """Wait for the backfill; ``DemoStuck`` if it failed or changed the content of a table."""
+    """Wait for the backfill. Raises ``DemoStuck`` if it failed or changed the content of a table."""
     from omnisupport_ingest.defs.backfills import backfill_status
     from omnisupport_ingest.verify.again import changed_tables
 
@@ -337,7 +341,7 @@ def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
 
 
 def prove_the_result(demo: Demo) -> Proof:
-    """Compare source and dimensions at one LSN, row by row; capture and sensor go on meanwhile."""
+    """Compare source and dimensions at one LSN, row by row; capture and sensor continue meanwhile."""
     from omnisupport_ingest.runtime.spark import session
     from omnisupport_ingest.verify.proof import prove
 
@@ -346,7 +350,7 @@ def prove_the_result(demo: Demo) -> Proof:
     try:
         return prove(demo.workspace, lambda: spark)
     finally:
-        # A session that is still open when its server ends would retry for minutes.
+        # If a session is still open when its server ends, closing it is retried for minutes.
         spark.stop()
 
 
@@ -378,16 +382,16 @@ def say_what_to_do_next(demo: Demo) -> None:
     query = f"import deltalake; print(deltalake.DeltaTable('{table}').to_pandas().head())"
     click.echo(f"\nLake:     {demo.home.lake}")
     click.echo(f"See it:   {demo.again}make up   (or: {demo.again}omnisupport-ingest up)")
-    # Not `python`, which may be another one, without deltalake.
+    # Not `python`: that may be another interpreter, without deltalake.
     click.echo(f'Query it: {shlex.quote(sys.executable)} -c "{query}"')
 
 
 def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
-    """What is not committed yet; ``DemoStuck`` if it would never be, because of a gap."""
+    """Return what is not committed yet. Raises ``DemoStuck`` if a gap means that it never will be."""
     from omnisupport_ingest.layers.pending import pending_windows
 
     pending = pending_windows(workspace, source)
-    # After a later epoch has repaired the gap, the platform goes on.
+    # If a later epoch has repaired the gap, the platform continues.
     if pending.gap is not None and pending.gap.later_epoch is None:
         raise DemoStuck(str(pending.gap), fix=pending.gap.fix)
     return pending
@@ -395,7 +399,7 @@ def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
 
 @contextmanager
 def _instance(demo: Demo) -> Iterator[DagsterInstance]:
-    """The Dagster instance that the demo's daemon works on."""
+    """Yield the Dagster instance that the demo's daemon uses."""
     from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
     os.environ.update(dagster_environment(demo.settings, demo.home))

@@ -1,4 +1,4 @@
-"""``doctor``: everything that may be wrong with machine, settings and home, each with its fix."""
+"""``doctor``: every problem of machine, settings and home that it can find, each with its fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.storage import recorded_storage
 
 _WIDEST = 8
-"""Of the words of levels."""
+"""Width of the words for levels, in characters."""
 
 
 @click.command()
@@ -55,7 +55,7 @@ def doctor(archive: Out | None, as_json: bool) -> int:
 
 
 def diagnoses() -> Iterator[Diagnosis]:
-    """Every finding. What cannot be opened is one, too."""
+    """Yield every finding. If something cannot be opened, that is a finding too."""
     leave_out_pandas()
     from omnisupport_ingest.cli import doctor_home, doctor_machine
     from omnisupport_ingest.layers.workspace import Workspace
@@ -83,7 +83,7 @@ def diagnoses() -> Iterator[Diagnosis]:
 
 
 def document(diagnosed: list[Diagnosis]) -> dict[str, object]:
-    """The findings as JSON values."""
+    """Return the findings as JSON values."""
     levels = {level.value: sum(each.level is level for each in diagnosed) for level in Level}
     return {
         "levels": levels,

@@ -1,8 +1,8 @@
-"""The archive of ``doctor --archive``: what a bug report needs, and nothing that is secret or personal.
+"""The archive of ``doctor --archive``: what a bug report needs, without anything secret or personal.
 
-Only what we made ourselves goes in: verdicts, counts, positions, versions. No line of a log, no key, no value
-of a row, no setting that is a secret. Paths below this user's folder begin with ``~``. As a second guard
-every text is searched for the secrets of the settings before it is written.
+It contains only what the program itself made: verdicts, counts, positions, versions. It has no line of a log,
+no key, no value of a row, no secret setting. Paths below this user's folder begin with ``~``. As a second
+guard, secrets of the settings are removed from every text before it is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from omnisupport_ingest.settings import Settings
 
 _HIDDEN = "(not shown)"
 _OF_PEOPLE = frozenset({"by", "reason", "accepted", "paused", "epoch_reason"})
-"""Fields of documents that hold what a person wrote, or who did."""
+"""Fields of documents that hold what a person wrote, or who it was."""
 
 _PASSWORD = re.compile(r"(?:password\s*=\s*'?|://[^:/@\s]*:)([^'@\s]+)", re.IGNORECASE)
 _USER = re.compile(r"(?:://|\buser\s*=\s*'?)([^:/@\s']+)", re.IGNORECASE)
@@ -47,7 +47,7 @@ _PACKAGES = (
 
 
 def write_archive(path: Path, findings: dict[str, Any]) -> None:
-    """Write the ZIP file ``path`` in one step, for its owner only.
+    """Write the ZIP file ``path`` in one step; only its owner can read it.
 
     ``findings``: the document of ``doctor``.
     """
@@ -70,7 +70,7 @@ def write_archive(path: Path, findings: dict[str, Any]) -> None:
 
 
 def without_words(content: Any) -> Any:
-    """``content`` without the words and names of people, whatever it is nested in."""
+    """Return ``content`` without the words and names of people, at any depth."""
     if isinstance(content, dict):
         return {
             name: _HIDDEN if name in _OF_PEOPLE and value else without_words(value)
@@ -82,11 +82,12 @@ def without_words(content: Any) -> Any:
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that are set, and their values unless they are secret or may carry a name of a person."""
+    """Return the settings that are set. Their values are included unless they are secret or may contain a
+    person's name."""
     shown: dict[str, Any] = {}
     for name in sorted(settings.model_fields_set):
         value = getattr(settings, name)
-        # A command line may have a password among its arguments.
+        # A command line may contain a password.
         secret = isinstance(value, SecretStr) or name in ("alarm_command", "pii_keys")
         shown[name] = _HIDDEN if secret else value if isinstance(value, (int, float)) else str(value)
     return shown
@@ -136,7 +137,7 @@ def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 def log_summary(path: Path) -> dict[str, Any]:
-    """How long a log is, and which classes of errors it names; no word of it else."""
+    """Return how long a log is, and which classes of errors it names; no other word of it."""
     lines, classes = 0, Counter[str]()
     with path.open(errors="replace") as log:
         for line in log:
@@ -152,11 +153,11 @@ def _subclasses(of: type[BaseException]) -> Iterator[str]:
 
 
 _KNOWN_ERRORS = frozenset(_subclasses(BaseException))
-"""Classes of errors of this process: a word of a row that looks like one is none of them."""
+"""The classes of errors that this process knows; a word of a row that looks like one does not count."""
 
 
 class _Hiding:
-    """Takes secrets, and the folder of this user, out of a text."""
+    """Removes secrets, and the path of this user's folder, from a text."""
 
     def __init__(self, settings: Settings) -> None:
         secrets, users = set(), set()
@@ -169,7 +170,8 @@ class _Hiding:
                     *(part for secret in _PASSWORD.findall(text) for part in (secret, unquote(secret))),
                 }
                 users |= {name for secret in _USER.findall(text) for name in (secret, unquote(secret))}
-        # A role may be called as a person is. Its name may be any word: it goes where it is named as one.
+        # A role may have the name of a person. The name may be any word, so it is removed only after ``user``
+        # or ``role``.
         names = "|".join(map(re.escape, sorted(users, key=len, reverse=True)))
         self._user = re.compile(rf'(\b(?:user|role) (?:\\?")?)(?:{names})(?![\w.-])') if users else None
         self._secrets = sorted((each for each in secrets if each), key=len, reverse=True)

@@ -1,6 +1,6 @@
-"""What ``doctor`` finds of a home: disk, permissions, sources and slots, chain, lake, Dagster.
+"""What ``doctor`` finds in a home: disk, permissions, sources and slots, chain, lake, Dagster.
 
-An area that cannot be looked at is a finding itself, and hides no other.
+An area that cannot be examined is a finding itself, and does not hide others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESTORE = "Restore lake/ from a backup, or make the windows again: omnisupport-
 
 
 def home(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
-    """Everything about the home and its sources."""
+    """Yield the findings about the home and its sources."""
     yield from permissions(workspace.home.path)
     yield from _area("disk", lambda: [disk(workspace)])
     yield from _area("contracts", lambda: _contracts(workspace))
@@ -51,7 +51,7 @@ def _area(name: str, look: Callable[[], Iterable[Diagnosis]]) -> Iterator[Diagno
             "Give this user the right.",
         )
     except Exception as error:
-        # Whatever is damaged hides no other finding. Its message is left out: it may quote a row.
+        # Damage must not hide other findings. The error's message is left out: it may quote a row.
         yield Diagnosis(
             name,
             Level.PROBLEM,
@@ -130,7 +130,7 @@ def _server_clock(dsn: str) -> datetime:
 
 
 def clocks(name: str, server: datetime, local: datetime) -> Iterator[Diagnosis]:
-    """Whether the clock of the server and that of this machine agree, the answer's way included."""
+    """Check that the clocks of the server and of this machine agree, allowing for the time of the answer."""
     apart = (server - local).total_seconds()
     if abs(apart) > _SKEW_SECONDS:
         direction = "ahead of" if apart > 0 else "behind"
@@ -158,7 +158,7 @@ def _chain(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
 
 
 def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
-    """Every table opens, every state can be read, every file is there in its size."""
+    """Check that every table opens, every state can be read, and every file exists with its size."""
     from deltalake.exceptions import DeltaError
 
     tables = files = 0

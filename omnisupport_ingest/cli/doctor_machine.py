@@ -1,4 +1,4 @@
-"""What ``doctor`` finds of the machine: versions, Java, memory, disk, permissions, ports, settings."""
+"""What ``doctor`` finds on the machine: versions, Java, memory, disk, permissions, ports, settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Diagnosis:
 
 
 def machine(settings: Settings) -> Iterator[Diagnosis]:
-    """Everything that needs no home."""
+    """Yield the findings that need no home."""
     yield from _versions()
     yield from _java(settings)
     yield from _memory(settings)
@@ -136,7 +136,7 @@ def _memory(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def spark_bytes(text: str) -> int | None:
-    """The bytes of a Spark size (``2g``); None if it is none."""
+    """Return the bytes of a Spark size (``2g``); None if the text is none."""
     number, unit = text[:-1], text[-1:].lower()
     return int(number) * _UNITS[unit] if unit in _UNITS and number.isdigit() else None
 
@@ -176,7 +176,7 @@ def _port(port: int, of: str, variable: str, free: str) -> Diagnosis:
 
 
 def contradictions(settings: Settings) -> Iterator[Diagnosis]:
-    """Settings that contradict each other, or have no effect beside another one."""
+    """Yield findings about settings that contradict each other, or have no effect beside another one."""
     from omnisupport_ingest.settings import NightlyRetention
 
     set_fields = settings.model_fields_set
@@ -241,7 +241,7 @@ def contradictions(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def disk(workspace: Workspace) -> Diagnosis:
-    """Free space on the disk of the home, and how long it lasts by the forecast of ``status``."""
+    """Check the free space on the disk of the home, and how long it lasts by the forecast of ``status``."""
     from omnisupport_ingest.retention.forecast import disk_forecast
 
     total = shutil.disk_usage(workspace.home.path).total
@@ -249,7 +249,7 @@ def disk(workspace: Workspace) -> Diagnosis:
 
 
 def judged_disk(forecast: DiskForecast, total: int) -> Diagnosis:
-    """How bad ``forecast`` is on a disk of ``total`` bytes."""
+    """Return how bad ``forecast`` is on a disk of ``total`` bytes."""
     fix = "omnisupport-ingest sweep deletes replaced versions of tables. Or use a larger disk."
     seen = f"{render.size(forecast.free)} free of {render.size(total)}"
     soon = forecast.days is not None and forecast.days < SOON_DAYS

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from omnisupport_ingest.review.subject_erasure import SubjectErased
 
 _NOT_TOUCHED = ("landing", "raw_cdc_staging")
-"""The record that everything else is made from: it keeps the values."""
+"""The layers from which everything else is made; they keep the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class EraseOptions:
-    """Who decides and why; whether only to show it; and how to print it."""
+    """Who decides, and why; whether to show only what would happen; and how to print it."""
 
     by: str | None
     why: str | None
@@ -122,7 +122,7 @@ def erase(
 
 
 def _refuse_withdrawn(workspace: Workspace, source: str, table: str) -> None:
-    """``ErasureRefused`` if ``table`` is the name of one whose contract was withdrawn."""
+    """Raise ``ErasureRefused`` if ``table`` is the name of a table whose contract was withdrawn."""
     from omnisupport_ingest.contracts.model import tables_named
     from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
     from omnisupport_ingest.review.erasing import ErasureRefused
@@ -217,7 +217,7 @@ def _row(contract: TableContract, erased: Erased) -> str:
 
 
 def erase_subject(workspace: Workspace, contract: TableContract, key: str, options: EraseOptions) -> None:
-    """Erase whom the row with ``key`` is of, and print what came of it."""
+    """Erase the subject of the row with ``key``, and print the result."""
     from omnisupport_ingest.review.subject_erasure import erase_subject as erase
     from omnisupport_ingest.review.subject_erasure import look_up_subject
 

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and for an error the problem and the fix, without a traceback.
+"""How a command ends: with an exit code and, for an error, the problem and the fix, without a traceback.
 
 An ``IngestError`` has an exit code of its own; ``EXIT_CODES`` says what each code means.
 """
@@ -21,20 +21,21 @@ from omnisupport_ingest.runtime.spark_errors import name_spark_error
 from omnisupport_ingest.settings import PREFIX, Settings
 
 FINDINGS = 1
-"""The command did its work, and found something for a person: a difference, damage, a refused file."""
+"""The command did its work, and found something that a person must look at: a difference, damage, a refused
+file."""
 
 WARNED = 8
-"""What a look found is a warning, and it was asked to say so."""
+"""A look found a warning, and an option requested this exit code for it."""
 
 UNEXPECTED_EXIT_CODE = 70
-"""For an error that this program did not foresee (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
+"""For an error that the program did not expect (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
 
 INTERRUPTED_EXIT_CODE = 130
 """After Ctrl-C: 128 + SIGINT, as in a shell."""
 
 
 class ExitCode(NamedTuple):
-    """What an exit code means: in a ``word`` or two, and in full."""
+    """The meaning of an exit code: a ``word`` or two, and the full text."""
 
     word: str
     meaning: str
@@ -66,7 +67,8 @@ EXIT_CODES = {
 }
 
 NAMED_LOG: ContextVar[str | None] = ContextVar("named_log", default=None)
-"""The log that the command names: the fixes of errors are written for the home's own source."""
+"""The log that the command names, if it is not the home's own. The fixes of errors are written for the home's
+own source; a note then names this log."""
 
 
 class SettingsRefused(IngestError):
@@ -116,14 +118,15 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 _OF_DAMAGE = frozenset({"DeltaError", "ArrowInvalid", "InvalidInputException", "IOException"})
 _READERS = frozenset({"deltalake", "_internal", "pyarrow", "duckdb", "_duckdb"})
-"""Class and package of what readers raise at a damaged file; by name, as importing them takes a second."""
+"""Class and package of the errors that readers raise for a damaged file. Named as texts, because importing
+them takes a second."""
 
 
 def _known(error: BaseException) -> IngestError | None:
     if isinstance(error, IngestError):
         return error
     if isinstance(error, ValidationError) and error.title == "Settings":
-        # Only the name and the rule: the value may be a password.
+        # Only the name and the rule are shown: the value may be a password.
         faults = "; ".join(f"{PREFIX}{_name(fault['loc'])}: {fault['msg']}" for fault in error.errors())
         return SettingsRefused(
             f"Settings that cannot be used: {faults}.",
@@ -152,7 +155,7 @@ def _known(error: BaseException) -> IngestError | None:
 
 
 def _unexpected(error: BaseException) -> str:
-    # The message of the exception is left out: a driver's message may quote a row.
+    # The exception's message is left out: a driver's message may quote a row.
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" in {last[0].name} ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
     return (

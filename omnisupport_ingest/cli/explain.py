@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.read.explain import Explanation
 
 _LONGEST = 60
-"""Characters of a value that people see; ``--json`` has all of it."""
+"""Characters of a value that people see; ``--json`` has the whole value."""
 
 _WHY = {
     "decides": "decides",
@@ -36,7 +36,7 @@ _WHY = {
     "below a quarantined delete": "lost: below a delete in quarantine",
     "of an old key": "lost: of the old key of the row",
 }
-"""Role → what people read."""
+"""Role → its words for people."""
 
 
 @click.command()
@@ -238,7 +238,7 @@ def _origins(explanation: Explanation, column: str | None) -> list[Origin]:
     if explanation.origins is None:
         return []
     names = explanation.contract.column_names if column is None else (column,)
-    # Every event has the key; the last event's is used.
+    # Every event has the key; that of the last event is used.
     return [
         explanation.origins.columns.get(name) or Origin(name, explanation.origins.last, resolved=True)
         for name in names

@@ -85,7 +85,7 @@ _POSITION = re.compile(r"\d+:[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}:-?\d+")
 
 
 def _read_at(_context: click.Context, _param: click.Parameter, text: str) -> Position | Lsn | datetime:
-    """The argument AT: a position, an LSN, or a time with its zone."""
+    """Return the argument AT: a position, an LSN, or a time with its zone."""
     try:
         if _POSITION.fullmatch(text):
             return Position.parse(text)
@@ -170,7 +170,7 @@ def as_of(
             tables_as_of = count_tables(reading, session(settings))
     else:
         as_format = _format(form, out)
-        # Judged before anything is read.
+        # Checked before anything is read.
         places = out.files([f"{each.name}.{as_format.value}" for each in chosen])
         paths = {contract.name: place for contract, place in zip(chosen, places, strict=True)}
         with speaking():
@@ -187,7 +187,7 @@ def as_of(
 
 
 def _format(given: str | None, out: Out) -> Format:
-    """The format that is asked for, else that of the file's suffix; in a folder csv."""
+    """Return the requested format, else that of the file's suffix; in a folder, CSV."""
     from omnisupport_ingest.read.export import Format
 
     name = given or ("csv" if out.is_folder else out.suffix)

@@ -1,4 +1,4 @@
-"""Looking after a home: ``settings`` shows what is set, ``sweep`` and ``clean`` remove files."""
+"""Care of a home: ``settings`` shows what is set, ``sweep`` and ``clean`` remove files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def settings(as_json: bool) -> None:
 @click.option(
     "--older-than-hours",
     "hours",
-    # A run in progress has placed files that it has not committed yet.
+    # A run in progress has files in place that it has not committed yet.
     type=click.IntRange(min=1),
     default=24,
     show_default=True,
@@ -139,11 +139,11 @@ def clean() -> None:
 
 
 def remove_home(home: Home) -> None:
-    """Stop and remove the embedded database, then the folder. Raises ``HomeInUse``."""
+    """Stop and remove the embedded database, then remove the folder. Raises ``HomeInUse``."""
     from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
     with HomeLock(home, "clean"):
-        # Its data may lie outside of the home.
+        # The database's data may be outside of the home.
         EmbeddedPostgres(home.postgres).destroy()
         remove_socket_folder(home.run)
         kept = recorded_storage(home.path)

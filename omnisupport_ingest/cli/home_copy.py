@@ -1,8 +1,8 @@
-"""``home copy``: landing and lake of a home into an object store, with the proof that both are equal.
+"""``home copy``: copies landing and lake of a home to an object store, and proves that both are equal.
 
-All files are put and then read back from the store, and their SHA-256 compared with those of the folders.
-Only then the marker of the home is put there, and the home says that it is kept there: so a copy that was
-interrupted is none, and the same command goes on with it.
+All files are uploaded, then read back from the store, and their SHA-256 is compared with those of the
+folders. Only then is the marker of the home put there, and the home records its new storage. So an
+interrupted copy does not count, and the same command continues it.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Copied:
 
 
 def copy_home(home: Home, url: str) -> Copied:
-    """Put what is kept to ``url``, compare, and have the home say so.
+    """Copy landing and lake to ``url``, compare them, and record the storage in the home.
 
     Raises:
         StorageRefused: the home is in an object store already, or another one is at ``url``.
-        CopyDiffers: an object is not its file, or has none. The home is as it was then.
+        CopyDiffers: an object differs from its file, or has none. The home is then unchanged.
     """
     recorded = recorded_storage(home.path)
     if recorded is not None:

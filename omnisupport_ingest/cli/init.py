@@ -1,4 +1,4 @@
-"""``init``: a folder for a project of one's own, outside of the program's repository."""
+"""``init``: makes a folder for a project of one's own, outside of the program's repository."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def init(folder: Path) -> None:
 
 
 def _write(folder: Path) -> Iterator[Path]:
-    """Write what is missing of a project, and give the path of each file."""
+    """Write the missing files of a project, and yield the path of each."""
     from omnisupport_ingest.durable import create_exclusively
     from omnisupport_ingest.failpoints import failpoint
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
-"""How long the watcher waits after an error that is not the fault of a file."""
+"""Seconds that the watcher waits after an error that is not the fault of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What the command is given: files of a source, or an inbox to watch."""
+    """The inputs of the command: files of a source, or an inbox to watch."""
 
     files: tuple[Path, ...]
     source: str | None
@@ -44,7 +44,7 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _EventOptions:
-    """How the connector writes events, where it differs from the definition of the source."""
+    """How the connector writes events, if that differs from the definition of the source."""
 
     decimals: str | None
     binary: str | None
@@ -190,7 +190,7 @@ def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *,
 
 
 def _look(settings: Settings, inbox: Inbox, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Land the files that are complete; returns how many were refused."""
+    """Land the complete files; return how many were refused."""
     refused = 0
     for taken in inbox.look():
         refused += taken.refused is not None
@@ -218,7 +218,7 @@ def _land(
 
 
 def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inlet:
-    """Where the events of ``source`` land; ``SourceTakesNoFiles`` for a source that takes none.
+    """Return where the events of ``source`` land. Raises ``SourceTakesNoFiles`` if it accepts none.
 
     ``handling``: options that override the definition of the source.
     """
@@ -247,14 +247,14 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
 
 def _keys_of(tables: Sequence[TableContract]) -> frozenset[frozenset[str]]:
-    """The key columns of each table; none if a table has a column of the name of a tombstone's ``value``."""
+    """Return the key columns of each table; empty if a table has a column ``value``, like a tombstone."""
     if any(column.name == "value" for each in tables for column in each.source_columns):
         return frozenset()
     return frozenset(frozenset(each.key) for each in tables)
 
 
 def _refuse_other_positions(definition: SourceDefinition) -> None:
-    """Refuse sources whose positions are of another kind: those read by cursors, or ordered by arrival."""
+    """Refuse sources whose positions cannot be compared: those read by cursors, or ordered by arrival."""
     from omnisupport_ingest.contracts.sources import SourceKind
     from omnisupport_ingest.sources.debezium.faults import SourceTakesNoFiles
 
@@ -268,7 +268,7 @@ def _refuse_other_positions(definition: SourceDefinition) -> None:
 
 
 def _facts(workspace: Workspace, landing: FileLanding) -> dict[str, Any]:
-    """A landed file for ``--json``. ``duplicates`` are not known before its events are judged."""
+    """Return a landed file for ``--json``. ``duplicates`` are unknown until its events are judged."""
     from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
 
     manifest, tally = landing.manifest, landing.tally
@@ -303,7 +303,7 @@ def _first_odd(landing: FileLanding) -> dict[str, Any] | None:
 
 
 def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
-    """The windows of the file that were closed for one of its tables when it landed."""
+    """Return the windows of the file that were closed for one of its tables when it landed."""
     from omnisupport_ingest.cdc.lateness import is_late
     from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS
     from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -324,7 +324,7 @@ def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
 
 
 def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
-    """``facts`` for a person."""
+    """Return ``facts`` as lines for a person."""
     from omnisupport_ingest.sources.debezium.orders import WORDS
 
     if facts["already_landed"]:

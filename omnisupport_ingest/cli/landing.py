@@ -199,7 +199,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     with stop_on_signal() as stop:
         while not stop.wait(_LOOK_SECONDS):
             if (now := store.news(news.era, news.number)).anew:
-                # The index was made again: new is what was not there before.
+                # The index was made again: the new batches are those not seen before.
                 new = [each for each in store.batch_ids() if each not in seen]
             else:
                 new = [batch_id for batch_id, _ in now.batches]
@@ -213,7 +213,8 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 
 
 def _store(source: str | None) -> LandingStore:
-    """The landing of ``source``; ``IngestError`` if nothing has landed from it. Makes no folders."""
+    """Return the landing of ``source``. Raises ``IngestError`` if nothing has landed from it. Makes no
+    folders."""
     from omnisupport_ingest.landing.store import LandingStore
 
     settings = open_settings()
@@ -229,7 +230,7 @@ def _store(source: str | None) -> LandingStore:
 
 
 def _require_table(source: str, name: str) -> None:
-    """A usage error for a ``name`` (`orders` or `sales.orders`) that no contract of the source has."""
+    """Raise a usage error for a ``name`` (`orders` or `sales.orders`) that no contract of the source has."""
     contracts = open_workspace().contracts.of_source(source)
     known = {name for each in contracts for name in (each.table, each.full_name)}
     if name not in known:
@@ -260,7 +261,7 @@ def _show_finding(finding: Finding) -> None:
 
 
 class _Printer:
-    """Prints events of one source; what all events of a batch share is looked up once per batch."""
+    """Prints events of one source. What all events of a batch share is looked up once per batch."""
 
     def __init__(self, store: LandingStore) -> None:
         from omnisupport_ingest.read.protected_rows import LandedProtection
@@ -275,7 +276,7 @@ class _Printer:
 
         origin = self._origins.get(batch.batch_id)
         if origin is None:
-            # Batches come one after the other, so only the last one's is kept.
+            # Batches come one after the other, so only that of the last one is kept.
             self._origins = {batch.batch_id: (origin := self._origin_of(batch))}
         click.echo(compact(envelope(self._protection.of(event), origin)))
 
@@ -296,7 +297,7 @@ class _Printer:
 
 
 def _kind(batch: Manifest) -> str:
-    """What sort of batch it is, in one or two words."""
+    """Return the kind of a batch, in one or two words."""
     if batch.chunk is not None:
         return "snapshot end" if batch.chunk.boundary else "snapshot"
     if batch.file is not None:
@@ -305,10 +306,10 @@ def _kind(batch: Manifest) -> str:
 
 
 def _summary(batch: Manifest) -> dict[str, Any]:
-    """An entry of the list for ``--json``."""
+    """Return an entry of the list for ``--json``."""
     return {
         "batch_id": batch.batch_id,
-        # The name of the kind in JSON is older than the word for it.
+        # The JSON name of the kind is older than the present word.
         "kind": "boundary" if batch.chunk is not None and batch.chunk.boundary else _kind(batch),
         "epoch": batch.epoch,
         "events": batch.rows,
@@ -320,7 +321,7 @@ def _summary(batch: Manifest) -> dict[str, Any]:
 
 
 def _facts(batch: Manifest) -> Iterator[tuple[str, str]]:
-    """Labels and texts: everything that the manifest says."""
+    """Yield labels and texts: everything that the manifest says."""
     yield "of source", f"{batch.source}, epoch {batch.epoch}"
     yield "landed", f"{clock(batch.arrival.landed_at)}, written by {batch.written_by or 'unknown'}"
     yield from _span(batch)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
 
 _SOURCE_SECONDS = 1.0
-"""How long the source may take to say how its slot is."""
+"""Seconds that the source may take to report the state of its slot."""
 
 
 @click.command()
@@ -87,7 +87,8 @@ def _account(workspace: Workspace, source: str, slot_problem: str | None) -> Los
 
 
 def _slot_problems(settings: Settings, workspace: Workspace) -> dict[str, str]:
-    """Why the server of a log cannot send what comes next, by source; nothing of one that does not answer."""
+    """Return why the server of a log cannot send what comes next, by source; a server that does not answer is
+    left out."""
     from omnisupport_ingest.cli.status import log_probes
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 

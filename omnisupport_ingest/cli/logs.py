@@ -1,4 +1,4 @@
-"""``logs``: the last lines or errors that the services of the home have logged, and the next ones."""
+"""``logs``: the last lines or errors of the home's services, and new ones as they come."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool, as
     chosen = [log for log in all_logs if not components or log.component in components]
     width = max((len(log.component) for log in chosen), default=0)
     show = _print_json if as_json else partial(_print, width=width)
-    # Following begins before the last lines are read: a line may be shown twice, but none is missed.
+    # Following begins before the last lines are read, so a line may be shown twice but is never missed.
     with ExitStack() as opened:
         following = _Following(home.path, components, errors, show, opened, chosen) if follow else None
         some = False
@@ -110,7 +110,7 @@ def _last(log: ServiceLog, count: int, errors: bool) -> Iterable[str]:
 
 
 class _Following:
-    """The logs that are followed, including those that appear later."""
+    """The followed logs, including those that appear later."""
 
     def __init__(
         self,
@@ -152,7 +152,8 @@ def _errors(entries: Entries, lines: Iterable[str]) -> Iterator[str]:
         quiet = False
         yield from chain.from_iterable(entries.errors(line))
     if quiet:
-        # An entry is complete when nothing has followed it for one look: the next line may be a part of it.
+        # An entry counts as complete when nothing has followed it for one look: until then, the next line may
+        # belong to it.
         yield from chain.from_iterable(entries.rest())
 
 

@@ -1,6 +1,6 @@
-"""What a long look says on standard error: what it does, how far it is, how long it may still take.
+"""The progress of a long look on standard error: what it does, how far it is, how long it may still take.
 
-It does so without a terminal, too, as lines; and says nothing if it is over within seconds.
+It is printed as lines, even without a terminal; a look that takes only seconds prints nothing.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ EVERY = 10.0
 """Seconds until the first line, and between two lines."""
 
 _LEAST_SHARE = 0.02
-"""With less done, nothing is said of the time left."""
+"""Until so much is done, the remaining time is not estimated."""
 
 
 class LongLook:
-    """The stage that a look is at, and the lines about it."""
+    """The stage of a look, and the lines about it."""
 
     def __init__(self, now: float) -> None:
-        """``now``: seconds of a clock that only rises."""
+        """``now``: seconds of a monotonic clock."""
         self._began = now
         self._stage = Stage("preparing")
         self._series_began = now
 
     def heard(self, stage: Stage, now: float) -> None:
-        """Note that ``stage`` has begun. The first of a series begins the estimate anew."""
+        """Take the ``stage`` that has begun. The first stage of a series restarts the estimate."""
         if stage.done == 0:
             self._series_began = now
         self._stage = stage
 
     def line(self, now: float) -> str:
-        """What is to be said at ``now``."""
+        """Return the line to print at ``now``."""
         stage = self._stage
         nth = f" ({stage.done + 1} of {stage.of})" if stage.of > 1 else ""
         share = self._share(stage)
@@ -50,10 +50,10 @@ class LongLook:
 
     @staticmethod
     def _share(stage: Stage) -> float | None:
-        """How much of the series is done, from 0 to 1."""
+        """Return how much of the series is done, from 0 to 1; None if unknown."""
         within = None
         if stage.share is not None:
-            # The work may have ended this moment.
+            # The work may have ended just now.
             with suppress(Exception):
                 within = min(1.0, max(0.0, stage.share()))
         if stage.of > 1:
@@ -63,7 +63,7 @@ class LongLook:
 
 @contextmanager
 def speaking() -> Iterator[None]:
-    """Say on standard error how far the work inside is, once it has taken some seconds."""
+    """Print on standard error how far the work in the block is, once it has taken some seconds."""
     look, stop, lock = LongLook(time.monotonic()), threading.Event(), threading.Lock()
 
     def heard(stage: Stage) -> None:

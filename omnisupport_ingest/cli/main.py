@@ -1,7 +1,7 @@
 """The command ``omnisupport-ingest``: its subcommands, and how it ends.
 
-Nothing heavy is imported here or at the top of a command's module: ``--help`` answers at once, and
-PySpark and Dagster are loaded by the commands that use them.
+Nothing heavy is imported here or at the top of a command's module, so ``--help`` answers at once; only the
+commands that use PySpark and Dagster import them.
 """
 
 from __future__ import annotations
@@ -163,15 +163,15 @@ for command in _COMMANDS:
 
 def main() -> None:
     """Run the command line and exit; the entry point of the console script."""
-    # Read before parsing, so that an error of the parsing is shown in full as well.
+    # Read before parsing, so that an error in parsing is shown in full as well.
     debug = "--debug" in sys.argv[1:]
     if not debug:
-        # Warnings of libraries are for developers; the commands print what a user has to know.
+        # Warnings of libraries are for developers; the commands print what a user must know.
         warnings.simplefilter("ignore")
     try:
         outcome = cli(standalone_mode=False)
     except SystemExit:
-        # click ends so when the reader of our output has gone away.
+        # click ends in this way when the reader of our output has closed it.
         raise
     except BaseException as error:
         sys.exit(errors.report(error, debug=debug))

@@ -1,4 +1,4 @@
-"""``manifest``: check and load deliveries of files, which seed manifests describe."""
+"""``manifest``: check and load deliveries of files, described by seed manifests."""
 
 from __future__ import annotations
 

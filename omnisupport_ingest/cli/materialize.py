@@ -1,11 +1,12 @@
 """``materialize`` and ``rebuild``: take what has landed through every layer, without a daemon.
 
-``ingest-run`` is the process that each of their runs has, and those of ``sync`` and ``replay``.
+``ingest-run`` is the process of each of their runs, and of those of ``sync`` and ``replay``.
 
-``rebuild`` makes a home of an earlier format one of this format. Landing, ``raw_cdc_staging``,
+``rebuild`` converts a home of an earlier format to this format. Landing, ``raw_cdc_staging``,
 ``deduped_events``, quarantine and the decisions of people keep their format. The earlier ``dim_<table>`` held
-net changes and goes first, as the current state takes its name; the earlier ``published/<table>`` stays for
-its readers until the new dimensions are whole. If the command is interrupted, the next one goes on.
+net changes. It is removed first, because the current state takes its name. The earlier ``published/<table>``
+stays for its readers until the new dimensions are complete. An interrupted command is continued by the next
+one.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def materialize(as_json: bool) -> None:
 
 
 _NET_CHANGES, _CURRENT_STATE = "dim_*", "published"
-"""Folders of a source in the lake, before format version 2."""
+"""Folders of a source in the lake before format version 2."""
 
 
 @click.command()
@@ -123,7 +124,7 @@ class NotRebuilt(IngestError):
 
 
 def _require_dimensions(home: Home, workspace: Workspace) -> None:
-    """Raise ``NotRebuilt`` if an earlier table has no dimension that replaces it: it is the only copy."""
+    """Raise ``NotRebuilt`` if an earlier table is the only copy, because no dimension replaces it yet."""
 
     contracts = {(each.source, each.name): each for each in workspace.contracts}
     for source in _folders(home.lake, _CURRENT_STATE):
@@ -141,7 +142,7 @@ def _require_dimensions(home: Home, workspace: Workspace) -> None:
 
 
 def _remove(home: Home, pattern: str) -> int:
-    """Remove the folders of each source that ``pattern`` names; returns how many."""
+    """Remove the folders of each source that match ``pattern``; return how many."""
     folders = list(_folders(home.lake, pattern))
     for folder in folders:
         with failpoint("lake.earlier", f"{folder.parent.name}/{folder.name}"):
@@ -157,7 +158,7 @@ def _folders(lake: Path, pattern: str) -> Iterator[Path]:
 
 
 _END_SECONDS = 20.0
-"""How long Dagster may take to record that the run was interrupted."""
+"""Seconds that Dagster may take to record that the run was interrupted."""
 
 
 @click.command("ingest-run", hidden=True)
@@ -186,7 +187,7 @@ def ingest_run(
 
     definitions = build_definitions(Workspace.open(open_settings()))
     with dg.DagsterInstance.get() as instance:
-        # A killed run would keep the pools of its tables for itself.
+        # Otherwise a killed run would keep the pools of its tables.
         url = os.environ.get(STORAGE_URL)
         end_lost_runs(instance, elsewhere=url is not None and daemon_of(url) is None)
         run = run_windows(
@@ -204,7 +205,7 @@ def ingest_run(
 
 
 def _end_with_parent() -> None:
-    # Not through sys.stdin: its lock would be held when the interpreter ends, which then aborts.
+    # Not through sys.stdin: the thread would hold its lock when the interpreter ends, which then aborts.
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

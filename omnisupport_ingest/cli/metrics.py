@@ -1,7 +1,7 @@
-"""Prometheus metrics: what ``status`` says, as numbers that a monitoring system reads again and again.
+"""Prometheus metrics: what ``status`` shows, as numbers for a monitoring system.
 
-``METRICS`` is the list of all of them, from which the page of the documentation is made. Everything comes
-from the document of ``status``, so a metric and the command cannot disagree.
+``METRICS`` lists all of them; the page of the documentation is made from it. All values come from the
+document of ``status``, so a metric and the command cannot disagree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PREFIX = "omnisupport_"
 
 _FRESH_SECONDS = 10.0
-"""A look is kept so long: several readers, or an eager one, cost no more."""
+"""Seconds that the result of a look is reused, so that several or frequent readers cost no more."""
 
 _Values = Iterator[tuple[tuple[str, ...], float | None]]
 
@@ -45,8 +45,8 @@ class MetricsMissing(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A gauge: ``name`` without the prefix, its labels, and ``values``, which finds them in the document of
-    ``status``; None: not reported."""
+    """A gauge: ``name`` without the prefix, its labels, and ``values``, which finds its values in the
+    document of ``status`` (None: not reported)."""
 
     name: str
     help: str
@@ -58,12 +58,12 @@ _ValueOf = Callable[[dict[str, Any]], float | None]
 
 
 def _home(name: str, text: str, value_of: _ValueOf) -> Metric:
-    """A metric of the home."""
+    """Return a metric of the home."""
     return Metric(name, text, (), lambda document: iter([((), value_of(document))]))
 
 
 def _log(name: str, text: str, value_of: _ValueOf) -> Metric:
-    """A metric of each log of the home."""
+    """Return a metric of each log of the home."""
 
     def values(document: dict[str, Any]) -> _Values:
         for log in (document["source"], *document["other_logs"]):
@@ -73,7 +73,7 @@ def _log(name: str, text: str, value_of: _ValueOf) -> Metric:
 
 
 def _source(name: str, text: str, value_of: _ValueOf) -> Metric:
-    """A metric of each source in use."""
+    """Return a metric of each source in use."""
 
     def values(document: dict[str, Any]) -> _Values:
         for source in document["sources"]:
@@ -83,7 +83,7 @@ def _source(name: str, text: str, value_of: _ValueOf) -> Metric:
 
 
 def _table(name: str, text: str, value_of: _ValueOf) -> Metric:
-    """A metric of each table of the lake."""
+    """Return a metric of each table of the lake."""
 
     def values(document: dict[str, Any]) -> _Values:
         for source in document["sources"]:
@@ -187,11 +187,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     _table("table_differs", "1 if the last comparison with the source found other rows.", _differs),
 )
-"""All of them are gauges; `landed_batches` and `landed_events` grow until landing is trimmed."""
+"""All are gauges. `landed_batches` and `landed_events` grow until landing is trimmed."""
 
 
 class Looks:
-    """A collector of the library: a look at the home, kept for some seconds."""
+    """A collector of the library; it reuses a look at the home for some seconds."""
 
     def __init__(self, look: Callable[[], dict[str, Any]]) -> None:
         """``look`` returns the document of ``status``."""
@@ -200,7 +200,7 @@ class Looks:
         self._until = 0.0
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The metrics of a look; just ``up`` with 0 where the home cannot be looked at."""
+        """Yield the metrics of a look. If the home cannot be read, only ``up`` with 0."""
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         if time.monotonic() >= self._until:
@@ -244,15 +244,17 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     timeout = 30
-    """Seconds that a connection may say nothing."""
+    """Seconds that a connection may be silent."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is noted of requests: a probe comes every few seconds."""
+        """Log nothing: probes send a request every few seconds."""
 
 
 def serve(port: int, listen: str = LOOPBACK) -> Callable[[], None]:
-    """Serve on ``port`` of the address ``listen``; returns what ends it. ``MetricsMissing`` without the
-    library, ``PortTaken`` if another program has the port."""
+    """Serve on ``port`` of the address ``listen``; return a function that stops it.
+
+    Raises ``MetricsMissing`` without the library, and ``PortTaken`` if another program has the port.
+    """
     from omnisupport_ingest.cli.status import status_document
 
     require_library()
@@ -271,7 +273,7 @@ def serve(port: int, listen: str = LOOPBACK) -> Callable[[], None]:
             f"Port {port} on {listen} cannot be used: {error.strerror}.",
             fix="Stop the program that uses it, or set OMNISUPPORT_METRICS_PORT to another port.",
         ) from error
-    # Not waited for at the end: a look that hangs would hold the process up.
+    # The end does not wait for these threads: a look that hangs would keep the process alive.
     threading.Thread(target=health.watch, args=(stop,), daemon=True).start()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -286,7 +288,7 @@ def serve(port: int, listen: str = LOOPBACK) -> Callable[[], None]:
 
 
 def require_library() -> None:
-    """``MetricsMissing`` if prometheus-client is not installed."""
+    """Raise ``MetricsMissing`` if prometheus-client is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
@@ -297,7 +299,7 @@ def require_library() -> None:
 
 
 def metrics_page() -> str:
-    """The page docs/metrics.md, made from the list."""
+    """Return the page docs/metrics.md, made from the list."""
     rows = "\n".join(
         f"| `{PREFIX}{each.name}` | {', '.join(f'`{label}`' for label in each.labels) or '–'} | {each.help} |"
         for each in METRICS

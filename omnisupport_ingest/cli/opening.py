@@ -1,4 +1,4 @@
-"""What commands begin with: settings, the home, its workspace, and the source that a command names."""
+"""The first steps of a command: settings, the home, its workspace, and the source that the command names."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ R = TypeVar("R")
 
 
 def options_as(argument: str, value: type) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """A decorator of a command, below those of its options: pass several of them as one value.
+    """Return a decorator for a command, placed below its options, that passes several options as one value.
 
-    ``value``: a dataclass; the options named as its fields become one of it, which is passed as ``argument``.
+    ``value``: a dataclass. The options with the names of its fields become one instance, passed as
+    ``argument``.
     """
     names = [each.name for each in fields(value)]
 
@@ -50,7 +51,8 @@ def options_as(argument: str, value: type) -> Callable[[Callable[..., R]], Calla
 
 
 def open_settings(**overrides: Any) -> Settings:
-    """The settings of this process; window size and source are the home's unless they were set explicitly.
+    """Return the settings of this process. Window size and source are the home's unless they were set
+    explicitly.
 
     ``overrides``: settings that the command itself sets.
     """
@@ -59,7 +61,7 @@ def open_settings(**overrides: Any) -> Settings:
 
 
 def open_home(settings: Settings) -> Home:
-    """The home of ``settings`` for a command that writes; it is made if it is not there.
+    """Return the home of ``settings`` for a command that writes; it is made if missing.
 
     A new home records its contracts and its decision table. Raises ``HomeMismatch`` if the home has other
     windows.
@@ -72,8 +74,10 @@ def open_home(settings: Settings) -> Home:
 
 
 def home_of_landed(settings: Settings) -> Home:
-    """As ``open_home``, for a command that works on what has landed: a home is made only where a bucket may
-    hold that. In a folder of a wrong name nothing would be pending.
+    """Return the home as ``open_home`` does, for a command that works on what has landed.
+
+    A home is made only if a bucket may have landed batches. In a new folder under a mistyped name, nothing
+    would be pending.
     """
     if settings.storage is None:
         existing_home(settings)
@@ -81,7 +85,8 @@ def home_of_landed(settings: Settings) -> Home:
 
 
 def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
-    """The home of ``settings`` for a command that makes none; ``HomeMissing`` if it is not there.
+    """Return the home of ``settings`` for a command that makes none. Raises ``HomeMissing`` if it does not
+    exist.
 
     ``earlier``: also open a home of an earlier format.
     """
@@ -100,12 +105,13 @@ def has_home(settings: Settings) -> bool:
 
 
 def home_if_any(settings: Settings) -> Home | None:
-    """The home of ``settings``, None if it is not there; ``HomeMismatch`` if it has other windows."""
+    """Return the home of ``settings``; None if it does not exist. Raises ``HomeMismatch`` if it has other
+    windows."""
     return existing_home(settings) if has_home(settings) else None
 
 
 def open_workspace(settings: Settings | None = None) -> Workspace:
-    """The workspace of a home that is there, by default that of the settings of this process."""
+    """Return the workspace of an existing home; by default, that of the settings of this process."""
     from omnisupport_ingest.layers.workspace import Workspace
 
     settings = settings or open_settings()
@@ -122,11 +128,11 @@ class _NoPandas(MetaPathFinder):
 
 
 def leave_out_pandas() -> None:
-    """Keep pyarrow from importing pandas, a quarter of a second, until somebody wants a data frame.
+    """Keep pyarrow from importing pandas, which takes a quarter of a second, until a data frame is needed.
 
-    A command that looks calls this before it imports what uses pyarrow. At the first value that it converts,
-    pyarrow asks once whether pandas is there, to tell a series from a list. Asked while pandas cannot be
-    imported, it goes on without; ``to_pandas`` imports it all the same.
+    A read-only command calls this before it imports anything that uses pyarrow. At the first value that it
+    converts, pyarrow tries once to import pandas, to distinguish a series from a list. If pandas cannot be
+    imported then, pyarrow works without it; ``to_pandas`` still imports it later.
     """
     if "pandas" in sys.modules:
         return
@@ -144,7 +150,7 @@ def leave_out_pandas() -> None:
 
 
 def log_of(settings: Settings, name: str | None) -> Settings:
-    """The settings that capture the log ``name``, or without a name those of the settings' own log.
+    """Return the settings for capture of the log ``name``; without a name, of the settings' own log.
 
     Raises ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
     """
@@ -158,7 +164,8 @@ def log_of(settings: Settings, name: str | None) -> Settings:
 
 
 def source_named(settings: Settings, name: str | None) -> Settings:
-    """``settings`` with ``name`` as their source; ``SourceUnknown`` if the home has no such source."""
+    """Return ``settings`` with ``name`` as their source. Raises ``SourceUnknown`` if the home has no such
+    source."""
     from omnisupport_ingest.contracts.sources import sources_in_force
 
     if name is None or name == settings.source:
@@ -167,14 +174,15 @@ def source_named(settings: Settings, name: str | None) -> Settings:
 
 
 def has_log(settings: Settings, name: str) -> bool:
-    """Whether the source ``name`` is read by its log; ``SourceUnknown`` if the home has no such source."""
+    """Whether the source ``name`` is read by its log. Raises ``SourceUnknown`` if the home has no such
+    source."""
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 
     return name == settings.source or sources_in_force(settings).find(name).kind is SourceKind.LOG
 
 
 def contracted_source(workspace: Workspace, source: str) -> str:
-    """``source``; a usage error with the known ones if no contract names it."""
+    """Return ``source``. Raises a usage error, with the known ones, if no contract names it."""
     known = workspace.contracts.sources()
     if source not in known:
         raise click.UsageError(f"No contract names the source {source!r}. There are: {', '.join(known)}")
@@ -182,13 +190,13 @@ def contracted_source(workspace: Workspace, source: str) -> str:
 
 
 def sources_in_use(workspace: Workspace) -> list[str]:
-    """The sources of which anything has landed, by name."""
+    """Return the sources of which anything has landed, by name."""
     landing = workspace.home.path / "landing"
     return [each for each in workspace.contracts.sources() if any((landing / each).glob("manifests/*.json"))]
 
 
 def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestError:
-    """The connection string of the source, or the error that explains why there is none now."""
+    """Return the connection string of the source, or the error that explains why there is none now."""
     from omnisupport_ingest.sources.postgres.session.connection import with_silence
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
@@ -208,7 +216,7 @@ def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestEr
 
 
 def require_source_dsn(settings: Settings, home: Home | None) -> str:
-    """The connection string of the source; ``SourceUnavailable`` if there is none now."""
+    """Return the connection string of the source. Raises ``SourceUnavailable`` if there is none now."""
     dsn = source_dsn_or_error(settings, home)
     if isinstance(dsn, IngestError):
         raise dsn
@@ -216,7 +224,7 @@ def require_source_dsn(settings: Settings, home: Home | None) -> str:
 
 
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
-    """The tables of the settings' source that have contracts; ``ContractError`` if there is none."""
+    """Return the tables of the settings' source that have contracts. Raises ``ContractError`` if none has."""
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.postgres.preflight import source_check
 
@@ -224,19 +232,22 @@ def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
 
 
 def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContract]:
-    """The contracts of the tables called ``names``, each once; ``UnknownTable`` lists the known tables."""
+    """Return the contracts of the tables called ``names``, each once. Raises ``UnknownTable``, which lists
+    the known tables."""
     from omnisupport_ingest.contracts.model import table_named
 
     return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
 
 
 SOURCE_OF_TABLE = "The source of the table.  [default: OMNISUPPORT_SOURCE, else the one that has it]"
-"""The help of ``--source`` where ``table_of`` finds the table."""
+"""The help text of ``--source`` for commands that use ``table_of``."""
 
 
 def table_of(workspace: Workspace, name: str, source: str | None) -> TableContract:
-    """The contract of the table called ``name``, of ``source``; None: of the source of the settings, else of
-    any other that has it alone. ``UnknownTable`` lists the known tables.
+    """Return the contract of the table ``name``.
+
+    ``source``: its source; None: the source of the settings, or else the only other source with such a table.
+    Raises ``UnknownTable``, which lists the known tables.
     """
     from omnisupport_ingest.contracts.model import UnknownTable, table_named
 
@@ -252,9 +263,9 @@ def table_of(workspace: Workspace, name: str, source: str | None) -> TableContra
 
 
 def key_named(contract: TableContract, values: Sequence[str]) -> list[str]:
-    """The texts of the key's columns in the contract's order; a usage error says how to write them.
+    """Return the texts of the key's columns in the contract's order. A usage error says how to write them.
 
-    ``values``: the value of a key of one column, or COLUMN=VALUE for each.
+    ``values``: the value of a one-column key, or COLUMN=VALUE for each column.
     """
     columns = contract.key
     pairs = dict(each.split("=", 1) for each in values if each.partition("=")[0] in columns and "=" in each)
@@ -270,7 +281,7 @@ def key_named(contract: TableContract, values: Sequence[str]) -> list[str]:
 
 
 def deciding_person(by: str | None) -> str:
-    """``by``, by default the name of this user; a usage error if the user has none."""
+    """Return ``by``; by default, the name of this user. Raises a usage error if the user has none."""
     import getpass
 
     if by is not None:

@@ -42,7 +42,7 @@ class Out:
     def files(self, names: Sequence[str]) -> list[Path]:
         """Return the path of each file, called by ``names`` in a folder, which is made if it is missing.
 
-        Raises a usage error if several files are to be one, or the folder around it does not exist.
+        Raises a usage error if several files would become one, or if the parent folder does not exist.
         """
         if not self.is_folder and len(names) != 1:
             raise click.UsageError(
@@ -74,9 +74,9 @@ class _OutPath(click.Path):
 def out_option(
     help_text: str, *, option: str = "--out", required: bool = False, default: str | None = None
 ) -> Callable[[Any], Any]:
-    """Return the option ``--out`` of a command, or another one like it, as ``Out``. ``help_text``: what it
-    writes."""
-    # Click takes a default that is given as None for a value, so that nothing would be required.
+    """Return the option ``--out`` of a command, or another one like it, as ``Out``. ``help_text``: says what
+    is written there."""
+    # Click treats an explicit default of None as a value, so the option would not be required.
     given: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
     return click.option(
         option, type=_OutPath(), metavar="PATH", required=required, help=f"{help_text} {_RULE}", **given

@@ -35,7 +35,7 @@ class UnknownToken(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """What a source has landed and still holds."""
+    """The landed batches of a source whose data still exists."""
 
     store: LandingStore
     batches: Sequence[Manifest]
@@ -226,7 +226,7 @@ def forget(token: str) -> None:
 
 
 def _policy_of(contract: TableContract, name: str) -> str:
-    """The policy that the contract has for its column ``name``."""
+    """Return the policy of the contract for its column ``name``."""
     return next(column.pii for column in contract.source_columns if column.name == name)
 
 
@@ -243,7 +243,7 @@ def _contracts(settings: Settings, source: str | None) -> list[TableContract]:
 
 
 def _scanned(landed: _Landed | None, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
-    """How many landed events were looked at, and what is proposed."""
+    """Return how many landed events were examined, and the proposals."""
     from omnisupport_ingest.contracts.pii_scan import sampled, scan
 
     images = [] if landed is None else list(_images(landed, contract, rows))
@@ -251,7 +251,7 @@ def _scanned(landed: _Landed | None, contract: TableContract, rows: int) -> tupl
 
 
 def _landed(settings: Settings, source: str) -> _Landed | None:
-    """The batches of ``source`` whose data is still there; None before anything could have landed."""
+    """Return the batches of ``source`` whose data still exists; None if nothing can have landed yet."""
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.layers.removed import Present, Removed
 
@@ -265,7 +265,7 @@ def _landed(settings: Settings, source: str) -> _Landed | None:
 
 
 def _images(landed: _Landed, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
-    """Row images of the last landed events of ``contract``."""
+    """Yield row images of the last landed events of ``contract``."""
     from omnisupport_ingest.cdc.images import read_image
     from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
     from omnisupport_ingest.landing.tail import last_events

@@ -111,8 +111,11 @@ def _document(source: str, findings: tuple[Finding, ...], *, ready: bool) -> dic
 
 
 def _print(findings: tuple[Finding, ...], work: str, tables: int = 0) -> None:
-    """Print ``findings`` and what they come to. ``work``: what they may block; ``tables``: how many there
-    are, of which those with a problem of their own are left out."""
+    """Print ``findings`` and their summary.
+
+    ``work``: what they may block. ``tables``: number of tables; those with a problem of their own are left
+    out of the work.
+    """
     from omnisupport_ingest.sources.postgres.preflight import Severity
 
     for each in findings:

@@ -1,11 +1,12 @@
-"""Health over HTTP: whether the platform goes on, and whether it is ready; served beside the metrics.
+"""Health over HTTP: whether the platform is alive, and whether it is ready; served beside the metrics.
 
-``/livez`` answers 200 while looks at the home come to an end and, where `up` holds the home, its loop goes
-round; who starts again what hangs asks it. ``/readyz`` answers 200 while the home can be reached and has
-room, Dagster's daemon is alive, and each capture reads its slot. A service that never ran on this home is not
-asked for, as capture may be on another machine. Else both answer 503; the body says what was found.
+``/livez`` answers 200 while looks at the home end in time and, if `up` holds the home, its loop runs. A
+program that restarts hanging processes queries it. ``/readyz`` answers 200 while the home can be reached and
+has free space, Dagster's daemon is alive, and each capture reads its slot. A service that never ran on this
+home is not required, because capture may run on another machine. Otherwise both answer 503; the body says
+what was found.
 
-A thread looks, and an answer tells what its last look found: it comes at once, whatever hangs.
+A thread looks, and an answer reports the result of its last look, so it comes at once whatever hangs.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ if TYPE_CHECKING:
 LIVE, READY = "/livez", "/readyz"
 
 UP = "up"
-"""What the command that supervises all services is called, as the holder of a home and as a finding."""
+"""Name of the command that supervises all services, as the holder of a home and in findings."""
 
 _LOOK_SECONDS = 10.0
 _LATE_SECONDS = 60.0
-"""A look that ended longer ago tells nothing of now."""
+"""A look that ended longer ago says nothing about the present."""
 
 _STUCK_SECONDS = 300.0
-"""What has not gone round for so long hangs: longer than the library of an object store tries again."""
+"""A loop that has not run for so long hangs. This is longer than the library of an object store retries."""
 
 _HEARTBEAT_SECONDS = 180.0
-"""Dagster's daemon notes every 30 seconds that it is alive."""
+"""Limit for the last heartbeat; Dagster's daemon records one every 30 seconds."""
 
 _SOURCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a look found of ``name``: whether it is well, and what to tell of it."""
+    """What a look found about ``name``: whether it is well, and a text about it."""
 
     name: str
     ok: bool
@@ -66,7 +67,7 @@ class Finding:
 
 
 class Health:
-    """What the last look found. ``look`` is called again and again by ``watch``, on one thread."""
+    """The result of the last look. ``watch`` calls ``look`` again and again, on one thread."""
 
     def __init__(self, look: Callable[[], Iterable[Finding]]) -> None:
         self._look = look
@@ -83,16 +84,16 @@ class Health:
         try:
             found = tuple(self._look())
         except Exception as problem:
-            # Whatever it is, it must be told, and the next look may go well. Its text may quote a row.
+            # Any error must be reported, and the next look may succeed. The error's text may quote a row.
             found = (Finding("home", ok=False, says=f"the look failed: {type(problem).__name__}"),)
         self._found, self._ended = found, time.monotonic()
 
     def live(self) -> tuple[Finding, ...]:
-        """Whether looks end, and the loop of `up` goes round."""
+        """Return whether looks end in time and the loop of `up` runs."""
         return (self._ended_within(_STUCK_SECONDS), *(each for each in self._found if each.name == UP))
 
     def ready(self) -> tuple[Finding, ...]:
-        """What the last look found, and whether that was lately."""
+        """Return what the last look found, and whether it was recent."""
         return (self._ended_within(_LATE_SECONDS), *self._found)
 
     def _ended_within(self, seconds: float) -> Finding:
@@ -104,7 +105,7 @@ def look(settings: Settings) -> Iterator[Finding]:
     """Look at the home of ``settings`` and at what runs on it."""
     try:
         home = existing_home(settings)
-        # A request, where landing and lake are in an object store.
+        # This sends a request if landing and lake are in an object store.
         storage_of(home.landing / "any").sources()
         writable = os.access(home.run, os.W_OK)
         yield Finding("home", writable, str(home.path) if writable else f"{home.run} cannot be written")
@@ -122,7 +123,7 @@ def look(settings: Settings) -> Iterator[Finding]:
 def _loop(home: Home) -> Iterator[Finding]:
     held_by, ago = holder(home), seconds_since_beat(home.run)
     if held_by is not None and held_by.command == UP and held_by.since is not None and ago is not None:
-        # It may be starting, and the beat that of an earlier one.
+        # `up` may be starting, and the beat may be that of an earlier `up`.
         ago = min(ago, (datetime.now(UTC) - held_by.since).total_seconds())
         yield Finding(UP, ago < _STUCK_SECONDS, f"its loop went round {ago:.0f} s ago")
 
@@ -138,9 +139,9 @@ def _daemon(home: Home, settings: Settings) -> Finding | None:
 
 
 def daemon_hangs(home: Home, settings: Settings) -> bool:
-    """Whether the daemon that holds ``home`` gives no heartbeat, though it began long enough ago.
+    """Whether the daemon that holds ``home`` sends no heartbeat, although it started long enough ago.
 
-    Records that cannot be read tell nothing of it: starting it again would not help.
+    If the records cannot be read, the result is False: restarting the daemon would not help.
     """
     held_by, seen = holder(home), daemon_seen(home.path / "dagster", settings.dagster_pg_url)
     if held_by is None or held_by.since is None or seen is None:
@@ -162,8 +163,8 @@ def _captures(home: Home, settings: Settings) -> Iterator[Finding]:
 
 
 def attached(log: dict[str, Any]) -> Finding:
-    """Whether a log is captured, by its part of the document of ``status``: the capture runs, and reads the
-    slot. A pause is what a person wants."""
+    """Return whether a log is captured, from its part of the document of ``status``: the capture runs and
+    reads the slot. A pause counts as well, because a person wants it."""
     name, state = f"capture {log['name']}", log["capture"]
     if state == "PAUSED":
         return Finding(name, ok=True, says=f"paused {log['paused']}")
@@ -177,7 +178,7 @@ def attached(log: dict[str, Any]) -> Finding:
 
 
 def application(health: Health, others: WSGIApplication) -> WSGIApplication:
-    """Return what answers for ``health``; every other path is for ``others``."""
+    """Return the application that answers for ``health``; ``others`` answers every other path."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         looks = {LIVE: health.live, READY: health.ready}
@@ -193,8 +194,8 @@ def application(health: Health, others: WSGIApplication) -> WSGIApplication:
 
 
 def is_live(port: int) -> bool:
-    """Whether ``/livez`` at ``port`` of loopback answers 200."""
-    # A proxy of the environment is not for loopback.
+    """Whether ``/livez`` at the loopback ``port`` answers 200."""
+    # A proxy from the environment must not be used for loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{LOOPBACK}:{port}{LIVE}", timeout=5) as answer:

@@ -101,7 +101,7 @@ def list_events(
         each: quarantined(workspace, each, ReviewLedger.open(workspace, each), where) for each in sources
     }
     if table is not None and not any(of_source.values()):
-        # No news of a table that is none would be taken for good news.
+        # For an unknown table, an empty list would look like good news.
         known = [each for name in sources for each in workspace.contracts.of_source(name)]
         if not tables_named(table, known):
             table_named(table, known)
@@ -195,7 +195,7 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
 
 
 def _decision(command: F) -> F:
-    """The arguments and options of `release` and `discard`."""
+    """Add the arguments and options of `release` and `discard`."""
     for decorate in reversed(
         (
             _of_source,
@@ -310,7 +310,7 @@ def _decide(options: _Decision) -> None:
 
 
 def _at_source(workspace: Workspace, table: str | None) -> str | None:
-    """``table`` as its events name it; unchanged if no contract has it any more."""
+    """Return ``table`` as its events name it; unchanged if it has no contract any more."""
     from omnisupport_ingest.contracts.model import UnknownTable, table_named
 
     try:
@@ -320,7 +320,7 @@ def _at_source(workspace: Workspace, table: str | None) -> str | None:
 
 
 def _chosen(workspace: Workspace, source: str, options: _Decision) -> list[EventRef]:
-    """The undecided events that ``--all`` means; ``IngestError`` if there are none."""
+    """Return the undecided events that ``--all`` means. Raises ``IngestError`` if there are none."""
     from omnisupport_ingest.layers.reviews import ReviewLedger
     from omnisupport_ingest.review.quarantined import Filter, quarantined
 
@@ -345,7 +345,7 @@ def _confirm(decision: str, events: int, source: str) -> None:
 
 
 def _replay(workspace: Workspace) -> tuple[bool, str]:
-    """Whether the platform runs, and how the stale windows are judged again."""
+    """Return whether the platform runs, and how the stale windows are judged again."""
     from omnisupport_ingest.contracts.decision_table import REVIEW_DECISION, WAIT
 
     runs = views.platform_runs(workspace.home)

@@ -1,7 +1,7 @@
 """The pages that are made from the code: ``docs/cli.md``, ``docs/settings.md``, ``.env.example`` and others.
 
-``python -m omnisupport_ingest.cli.reference`` writes them below the working directory. Of
-``docs/settings.md`` only the table is made; what stands outside its two marks is written by hand.
+``python -m omnisupport_ingest.cli.reference`` writes them below the working directory. In
+``docs/settings.md`` only the table is generated; the text outside its two marks is written by hand.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ Tab completes commands and options. Put the line for your shell into its start f
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command that is not hidden, groups included: its full name, and the command."""
+    """Yield every command that is not hidden, including groups: its full name, and the command."""
     yield from _below("omnisupport-ingest", cli)
 
 
 def help_of(name: str, command: click.Command) -> str:
-    """What ``--help`` prints, at a width that does not depend on the terminal."""
+    """Return what ``--help`` prints, at a width that does not depend on the terminal."""
     context = click.Context(
         command,
         info_name=name,
@@ -83,7 +83,7 @@ def help_of(name: str, command: click.Command) -> str:
 
 
 def commands_page() -> str:
-    """The whole of ``docs/cli.md``."""
+    """Return the whole of ``docs/cli.md``."""
     parts = [_HEAD]
     for name, command in commands():
         title = name.removeprefix("omnisupport-ingest ")
@@ -103,11 +103,11 @@ _BEGIN = "<!-- made from omnisupport_ingest/settings.py -->"
 _END = "<!-- end of what is made -->"
 _WIDTH = 100
 _PLAIN = ("name", "path")
-"""Kinds of values that ``.env.example`` does not explain."""
+"""Types of values that ``.env.example`` does not explain."""
 
 
 def settings_page(before: str) -> str:
-    """Return the page ``before`` with its table written again; ``ValueError`` if a mark is missing."""
+    """Return the page ``before`` with a new table. Raises ``ValueError`` if a mark is missing."""
     head, _, rest = before.partition(_BEGIN)
     _, end, tail = rest.partition(_END)
     if not end:
@@ -121,7 +121,7 @@ def settings_page(before: str) -> str:
 
 
 def example() -> str:
-    """``.env.example``: every setting, commented out, with its default or an example."""
+    """Return ``.env.example``: every setting, commented out, with its default or an example."""
     lines = [
         "# Copy to .env and uncomment what you change. `omnisupport-ingest settings` lists the values in",
         f"# force, docs/settings.md explains them. This file is made by: {REGENERATE}",
@@ -136,7 +136,7 @@ def example() -> str:
 
 
 def values_of(field: FieldInfo) -> str:
-    """What a setting accepts, in a few words: from the setting itself, else from its type."""
+    """Return what a setting accepts, in a few words: from the setting itself, else from its type."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "values" in extra:
         return str(extra["values"])

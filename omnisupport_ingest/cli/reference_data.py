@@ -1,7 +1,7 @@
 """The page ``docs/reference.md``: contracts, source definitions, tables, checks and metadata, from the code.
 
-It is made from the published JSON Schemas, the tables' own specifications, and the definitions that Dagster
-loads, all with the contracts that come with the program.
+It is made from the published JSON Schemas, the specifications of the tables, and the definitions that Dagster
+loads, with the contracts of the program.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SCHEMAS = (
 )
 
 _SOURCE = "support_desk"
-"""The source whose tables and checks are shown; of its tables the one with the most columns."""
+"""The source that is shown: its checks, and the one of its tables that has the most columns."""
 
 
 def reference_page() -> str:
-    """The whole of ``docs/reference.md``."""
+    """Return the whole of ``docs/reference.md``."""
     parts = [_HEAD]
     for title, schema, says in _SCHEMAS:
         parts.append(f"## {title}\n\n{says} An unknown member is refused.\n\n{_members(schema)}")
@@ -53,7 +53,7 @@ def reference_page() -> str:
 
 
 def _shipped(folder: Path) -> Workspace:
-    """A new home in ``folder`` with the contracts that come with the program."""
+    """Return a new home in ``folder`` with the contracts of the program."""
     from omnisupport_ingest.contracts.documents import program_file
     from omnisupport_ingest.contracts.load import load_contracts
     from omnisupport_ingest.home import Home
@@ -80,7 +80,7 @@ def _members(schema: str) -> str:
 
 
 def _below(path: str, node: Any, document: Any) -> Iterator[tuple[str, Any, bool]]:
-    """Each member below ``node``, in the order of the schema, with what it refers to taken in."""
+    """Yield each member below ``node``, in the order of the schema, with references resolved."""
     wanted = set(node.get("required", ()))
     members = dict(node.get("properties", {}))
     if isinstance(node.get("additionalProperties"), dict):
@@ -100,7 +100,7 @@ def _below(path: str, node: Any, document: Any) -> Iterator[tuple[str, Any, bool
 
 
 def _resolved(node: Any, document: Any) -> Any:
-    """``node`` with the definition that it refers to; its own members win."""
+    """Return ``node`` merged with the definition that it refers to; its own members win."""
     if "$ref" not in node:
         return node
     name = node["$ref"].rpartition("/")[2]
@@ -202,5 +202,5 @@ def _metadata() -> str:
 
 
 def cell(text: str) -> str:
-    """``text`` in a cell of a table."""
+    """Return ``text`` for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,8 +1,8 @@
 """The page ``docs/errors.md``: every error that a person may meet, from the classes and their docstrings.
 
-People meet the subclasses of ``IngestError``, all of them; what only steers the program derives from
-``Exception``. The first paragraph of a docstring says what has happened, the one that begins with ``Fix:``
-what to do. Pages of ``docs/`` that name an error are linked.
+People may meet every subclass of ``IngestError``; classes that only control the program derive from
+``Exception``. The first paragraph of a docstring says what has happened; the one that begins with ``Fix:``
+says what to do. Pages of ``docs/`` that name an error are linked.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _PARTS = (
     ("Backfills of Dagster", ("defs",)),
     ("Demo and measuring", ("demo", "tuning")),
 )
-"""Where errors come from, in words, and the packages or modules of each; the longest that fits counts."""
+"""Origins of errors in words, and the packages or modules of each; the longest match counts."""
 
 _LINKED = ("troubleshooting.md", "runbooks.md", "recovery.md", "faults.md")
-"""Pages that say what to do about errors, those first where a reader begins."""
+"""Pages that say what to do about errors, in the order in which a reader should begin."""
 
 _FIX = "Fix: "
 _SECTION = re.compile(r"^#{2,3} (.+)$", flags=re.MULTILINE)
@@ -81,7 +81,8 @@ def errors() -> list[type[IngestError]]:
 
 
 def described(error: type[IngestError]) -> tuple[str, str]:
-    """Return what ``error`` means and what to do about it, as its docstring says; empty where it does not."""
+    """Return what ``error`` means and what to do about it, from its docstring; empty texts if it does not
+    say."""
     document = inspect.cleandoc(vars(error).get("__doc__") or "").replace("``", "`")
     paragraphs = [" ".join(each.split()) for each in document.split("\n\n")]
     fixes = [each.removeprefix(_FIX) for each in paragraphs if each.startswith(_FIX)]
@@ -89,7 +90,7 @@ def described(error: type[IngestError]) -> tuple[str, str]:
 
 
 def errors_page(docs: Path) -> str:
-    """Return the whole of ``docs/errors.md``; links to the pages in the folder ``docs``."""
+    """Return the whole of ``docs/errors.md``, with links to the pages in the folder ``docs``."""
     links = _sections_that_name(docs)
     rows = defaultdict[str, list[str]](list)
     for error in errors():

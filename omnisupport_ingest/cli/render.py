@@ -1,8 +1,8 @@
 """How commands write for people: counts, sizes, rates, times, labelled lines and tables, each in one way.
 
-A terminal gets lines of its own width and colours; a pipe or a file gets plain text, 100 columns wide, so
-that a script sees the same everywhere. Names, positions and paths are never cut: they make a line longer.
-``--json`` documents are written by ``echo_json``.
+A terminal gets colours and lines of its own width; a pipe or a file gets plain text, 100 columns wide, so
+that a script always sees the same. Names, positions and paths are never cut: they make a line longer.
+``echo_json`` writes ``--json`` documents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 100
-"""Columns of the text on a pipe, and at most of prose in a terminal."""
+"""Columns of text on a pipe, and the most columns of prose in a terminal."""
 
 _NARROWEST = 60
 _LABEL = 13
@@ -35,20 +35,20 @@ _COLOURS = {
     "notes": "bold",
     "Warning:": "bold yellow",
 }
-"""First words that a terminal shows in a colour."""
+"""First words that a terminal shows in colour."""
 
 
 # --- numbers and times ------------------------------------------------------------------------------------
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """The first ``most`` of ``names``, and how many more there are."""
+    """Return the first ``most`` of ``names``, and how many more there are."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
 
 
 def size(number: int) -> str:
-    """A number of bytes: ``512 bytes``, ``5 MB``, ``3.0 GB``; a kB has 1024 bytes."""
+    """Return a number of bytes: ``512 bytes``, ``5 MB``, ``3.0 GB``; a kB has 1024 bytes."""
     scaled = float(number)
     for unit in ("bytes", "kB", "MB"):
         if scaled < 1024:
@@ -63,7 +63,8 @@ def rate(rows_per_second: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in the largest unit that it has twice: ``4 s``, ``26 min``, ``3 h``, ``2 days``."""
+    """Return a duration in the largest unit of which it has at least two: ``4 s``, ``26 min``, ``3 h``, ``2
+    days``."""
     for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -71,18 +72,18 @@ def span(seconds: float) -> str:
 
 
 def ago(moment: datetime | str) -> str:
-    """How long ago ``moment`` (or its ISO 8601 text) was: ``26 min ago``."""
+    """Return how long ago ``moment`` (or its ISO 8601 text) was: ``26 min ago``."""
     return f"{since(moment)} ago"
 
 
 def since(moment: datetime | str) -> str:
-    """The time since ``moment`` (or its ISO 8601 text), without a word behind it; never negative."""
+    """Return the time since ``moment`` (or its ISO 8601 text), without a word after it; never negative."""
     at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     return span(max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
 
 def clock(moment: datetime | str | None) -> str:
-    """``moment`` (or its ISO 8601 text) to the second, in UTC; ``none`` without one."""
+    """Return ``moment`` (or its ISO 8601 text) to the second, in UTC; ``none`` without one."""
     if moment is None:
         return "none"
     at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
@@ -90,7 +91,7 @@ def clock(moment: datetime | str | None) -> str:
 
 
 def iso(moment: datetime | None) -> str | None:
-    """``moment`` for ``--json``."""
+    """Return ``moment`` for ``--json``."""
     return None if moment is None else moment.isoformat()
 
 
@@ -98,7 +99,8 @@ def iso(moment: datetime | None) -> str | None:
 
 
 class Commands(click.Group):
-    """A group whose help has the whole first sentence of each command, below the titles of ``sections``."""
+    """A click group whose help shows the whole first sentence of each command, under the titles of
+    ``sections``."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Title → names of commands; commands that it does not name follow under ``Commands``."""
@@ -124,7 +126,7 @@ def echo_json(document: Any) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # The name of a file may hold bytes that are no text.
+        # A file name may contain bytes that are no text.
         text = json.dumps(document, indent=2)
     click.echo(text)
 
@@ -132,10 +134,10 @@ def echo_json(document: Any) -> None:
 def facts(
     lines: Iterable[tuple[str, str]], *, label: int = _LABEL, indent: int = 0, wrap: bool = True
 ) -> None:
-    """Print a label and its text per line; a long text goes on beside its column, unless ``wrap`` is False.
+    """Print a label and its text per line; a long text continues in its own column, unless ``wrap`` is False.
 
-    ``label`` is the width of the labels, ``indent`` what stands before them, in characters. Line breaks in a
-    text stay. A text that begins with a state has it in a colour.
+    ``label``: width of the labels. ``indent``: width before them, in characters. Line breaks in a text stay.
+    A text that begins with a state shows it in colour.
     """
     console = _console()
     margin = " " * (indent + label)
@@ -148,7 +150,7 @@ def facts(
 
 
 def _wrapped(text: str, first: str, margin: str, width: int) -> list[str]:
-    """The lines of ``text`` behind ``first``; ``width`` 0: one line."""
+    """Return the lines of ``text`` after ``first``; ``width`` 0: one line."""
     if not width:
         return [first + text]
     lines = textwrap.wrap(
@@ -156,7 +158,7 @@ def _wrapped(text: str, first: str, margin: str, width: int) -> list[str]:
         width,
         initial_indent=first,
         subsequent_indent=margin,
-        # Paths, ids and positions stay whole, so that they can be copied.
+        # Paths, ids and positions are not split, so that they can be copied.
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -164,7 +166,7 @@ def _wrapped(text: str, first: str, margin: str, width: int) -> list[str]:
 
 
 def finding(problem: str, fix: str, *, kind: str = "Warning:", width: int = 0) -> None:
-    """Print a problem behind its ``kind`` (``Warning:``, ``blocks``), and its fix below, if there is one."""
+    """Print a problem after its ``kind`` (``Warning:``, ``blocks``), and its fix below, if there is one."""
     console = _console()
     _print(console, f"{kind:<{width}} {problem}", 0)
     if fix:
@@ -199,7 +201,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Colle
 
 
 def progress_bar() -> Any:
-    """A bar for a step with a countable amount of work: a ``rich.progress.Progress``."""
+    """Return a bar for a step with a countable amount of work: a ``rich.progress.Progress``."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
@@ -225,7 +227,7 @@ def _console() -> Console:
 
 
 def _print(console: Console, line: str, start: int) -> None:
-    """Print ``line`` as it is; the word at ``start`` is coloured if it is one of ``_COLOURS``."""
+    """Print ``line`` unchanged; the word at ``start`` is coloured if it is one of ``_COLOURS``."""
     from rich.text import Text
 
     text = Text(line)

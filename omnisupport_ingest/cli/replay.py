@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 8
 _NEAREST = 2
-"""How many windows with events are named on each side of a range without events."""
+"""Number of windows with events that are named on each side of a range without events."""
 
 
 class NothingToReplay(IngestError):
@@ -100,7 +100,7 @@ def replay(
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Which windows of which tables to replay. ``only``: the one table of the request, None for all."""
+    """The windows and tables to replay. ``only``: the one table of the request; None: all."""
 
     workspace: Workspace
     source: str
@@ -110,7 +110,8 @@ class ReplayRequest:
 
     @classmethod
     def of(cls, workspace: Workspace, source: str, table: str | None, windows: list[str]) -> ReplayRequest:
-        """A request for all tables of ``source``, or the one called ``table``; ``UnknownTable``."""
+        """Return a request for all tables of ``source``, or for the one called ``table``. Raises
+        ``UnknownTable``."""
         from omnisupport_ingest.contracts.model import table_named
 
         contracts = workspace.contracts.of_source(source)
@@ -125,7 +126,7 @@ class ReplayRequest:
 
 
 def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool = False) -> None:
-    """Replay the windows and print what changed; without a reason, what would change."""
+    """Replay the windows and print what changed; without a reason, print only what would change."""
     from omnisupport_ingest.layers.late_replay import refuse_backfill
 
     if reason is None:
@@ -136,7 +137,8 @@ def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool 
 
 
 def windows_between(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
-    """The windows of the range that have events; a usage error or ``NothingToReplay`` without any."""
+    """Return the windows of the range that have events. Without any, raises a usage error or
+    ``NothingToReplay``."""
     from omnisupport_ingest.read.window_list import window_list
     from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -172,7 +174,7 @@ def _preview(request: ReplayRequest) -> ReplayPreview:
 
     with interrupt_on_terminate():
         if in_use(request.home):
-            # The Spark of the command that has the home.
+            # The Spark of the pass that has the home.
             return preview(session(settings))
         with one_pass(settings, request.home, "replay", pass_progress()) as the_pass:
             return preview(the_pass.spark())

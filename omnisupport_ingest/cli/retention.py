@@ -1,4 +1,4 @@
-"""``retention``: how long each layer is kept, what would go now, and removing it."""
+"""``retention``: how long each layer is kept, what would be removed now, and the removal."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _show_or_apply(source: str | None, table: str | None, by: str | None, *, as_
 def _chosen(
     workspace: Workspace, source: str | None, table: str | None
 ) -> list[tuple[str, TableContract | None]]:
-    """The sources that are meant, each with the one table whose old files are."""
+    """Return the selected sources, each with the one table whose old files are meant (None: all)."""
     from omnisupport_ingest.contracts.model import table_named
 
     if table is not None:
@@ -204,7 +204,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _print_of_tables(document: dict[str, Any]) -> None:
-    """What leaves by the word of single tables."""
+    """Print what is removed by the contracts of single tables."""
     values: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in document["withheld_values"]:
         values.setdefault((each["table"], each["keep"]), []).append(each)

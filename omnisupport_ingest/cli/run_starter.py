@@ -1,13 +1,13 @@
 """The process that starts runs quickly: it has imported and defined everything, and opened nothing.
 
 A fork of it executes a run, 0.2 seconds after the request; a new process would take seconds to import. The
-parent never opens a Spark session, an instance of Dagster or a table, and asks no object store: each child
+parent never opens a Spark session, a Dagster instance or a table, and never uses an object store; each child
 does so itself.
 
-A child must run what a new process would. So before each fork the parent checks the files that definitions
-are made from: our code, the contracts, the sources, the decision table, `.env`. If one has changed, it
-forks nothing, Dagster's own launcher starts the run, and the parent starts itself again under the same
-process id.
+A child must run the same code and definitions as a new process. So before each fork, the parent checks the
+files from which definitions are made: our code, the contracts, the sources, the decision table, `.env`. If
+one has changed, the parent does not fork: Dagster's own launcher starts the run, and the parent executes
+itself again under the same process id.
 
 Run as a service; the settings come from the environment.
 """
@@ -49,13 +49,13 @@ _ALSO = (
     "pyspark.sql.connect.functions",
     "pyspark.sql.connect.session",
 )
-"""Modules that a run imports late, if they are installed."""
+"""Modules that a run imports late; imported only if they are installed."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 def stamp() -> Stamp:
-    """Path, time of change and size of every file that definitions are made from."""
+    """Return path, modification time and size of every file from which definitions are made."""
     settings = settings_of_home(Settings())
     home = settings.home.expanduser().absolute()
     chosen = in_force(settings)
@@ -79,7 +79,7 @@ def _seen(file: Path) -> tuple[str, int, int]:
 
 
 def import_everything() -> None:
-    """Import what a run needs, so that no fork has to."""
+    """Import everything that a run needs, so that no fork has to."""
     for name in _OF_RUNS:
         for module in pkgutil.iter_modules([str(_PACKAGE / name)]):
             importlib.import_module(f"omnisupport_ingest.{name}.{module.name}")
@@ -91,12 +91,12 @@ def import_everything() -> None:
 
 
 def main() -> int:
-    """Stand ready at the socket named by the argument, until a signal stops it."""
+    """Serve at the socket named by the argument, until a signal stops it."""
     (socket,) = sys.argv[1:]
     leave_to_forks()
     settings = settings_of_home(Settings())
     record_in_force(settings, Home.open(settings.home, settings.window_size, first=settings.first_window))
-    # Before anything is imported: what changes meanwhile is noticed at the first request.
+    # Before any import: a file that changes meanwhile is noticed at the first request.
     imported = stamp()
     from omnisupport_ingest import definitions
     from omnisupport_ingest.defs.run_launcher import end_lost, execute_run, interrupt_runs

@@ -1,8 +1,8 @@
-"""``serve``: one service of the platform in the foreground, for who runs each by a service manager.
+"""``serve``: one service of the platform in the foreground, for a service manager.
 
-``up`` supervises all of them. Here systemd, Compose or Kubernetes does, and this process becomes the service
-itself: signals reach it, and its exit code is the service's. They find one another in the home, by sockets
-and files, as under ``up``; so they run on one machine, and as one user.
+``up`` supervises all services. Here systemd, Compose or Kubernetes does, and this process becomes the service
+itself: it gets the signals, and its exit code is the service's. The services find one another in the home, by
+sockets and files, as under ``up``; so they run on one machine and as one user.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def serve(name: str, listen: str, check: bool) -> int | None:
     if check:
         return 0 if _answers(name, settings, home) else FINDINGS
     if name == METRICS:
-        # It only looks, so it holds nothing up: no lock.
+        # The service only reads, so it takes no lock.
         _become(metrics(settings, listen), home)
-    # For as long as the process lives, whatever it executes; `up` and passes are refused meanwhile.
+    # The lock is held as long as the process lives, whatever it executes; `up` and passes are refused
+    # meanwhile.
     HomeLock(home, f"serve {name}", service_lock(name)).keep()
     other = holder(home)
     if other is not None and other.command != DAEMON_HOLDS:
@@ -107,20 +108,20 @@ def _service(name: str, settings: Settings, home: Home, listen: str) -> Service:
 
 
 def _become(service: Service, home: Home) -> None:
-    """Replace this process by ``service``, recorded as one that runs on ``home``."""
+    """Replace this process by ``service``, recorded as a service that runs on ``home``."""
     from omnisupport_ingest.runtime.running import record_service
 
     record_service(home.run, service.name)
     sys.stdout.flush()
-    # A shell's script starts what it does not wait for with SIGINT ignored, which a new program inherits; and
-    # Dagster takes SIGTERM as it takes SIGINT, so nothing but SIGKILL would end it.
+    # A shell starts a background command with SIGINT ignored, and a new program inherits that. Dagster treats
+    # SIGTERM like SIGINT, so only SIGKILL would end it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     program, environment = service.command[0], {**os.environ, **service.environment}
     os.execve(program, service.command, environment)  # noqa: S606 - the service is this process
 
 
 def _answers(name: str, settings: Settings, home: Home) -> bool:
-    """Whether the service ``name`` of ``home`` is there to be used."""
+    """Whether the service ``name`` of ``home`` can be used."""
     from omnisupport_ingest.runtime.connect_address import ConnectAddress
     from omnisupport_ingest.runtime.dagster_home import run_starter_socket
     from omnisupport_ingest.runtime.dagster_services import code_server_socket, refuses_other_pages

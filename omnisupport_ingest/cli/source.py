@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from omnisupport_ingest.sources.postgres.capture.drop import DropPlan
 
 _STOP_SECONDS = 30.0
-"""How long ``pause`` waits for the capture to stop, which may be in the middle of a transaction."""
+"""Seconds that ``pause`` waits for the capture to stop; it may be in the middle of a transaction."""
 
 _RESTART_SECONDS = 60.0
-"""How long ``restart`` waits for the capture to stop and to pass the checks of a start."""
+"""Seconds that ``restart`` waits for the capture to stop and to pass the checks of a start."""
 
 
 @click.group(cls=Commands)
@@ -171,7 +171,7 @@ def restart(name: str | None, reason: str) -> None:
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
-    # Read here first: a running capture is not ended for contracts that it could not read.
+    # Read here first: a running capture must not be ended if it could not read its contracts again.
     contracted_tables(settings)
     folder = LandingStore(home.landing, settings.source).folder
     before = request_restart(home.run, folder, settings.source, reason)
@@ -261,7 +261,7 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     home = existing_home(settings)
     logs, given_up = _captured(home, settings), dict[str, int]()
     with ExitStack() as leases:
-        # A copy refers to the slots of all of its logs.
+        # A copied home refers to the slots of all its logs.
         for source in logs:
             leases.enter_context(take_lease(home.run, source))
             store = LandingStore(home.landing, source)
@@ -283,7 +283,8 @@ def adopt(take_over: bool, new_slot: bool) -> None:
 
 
 def _captured(home: Home, settings: Settings) -> list[str]:
-    """The sources of which this home may have made a slot: its own, and those with an epoch of a server."""
+    """Return the sources of which this home may have made a slot: its own, and those with an epoch of a
+    server."""
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 

@@ -1,4 +1,4 @@
-"""``source connect``: a person's own session on the source database, embedded or configured."""
+"""``source connect``: opens a session for a person on the source database, embedded or configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnisupport_ingest.errors import IngestError
 
 _SECRETS = ("password", "sslpassword")
 _OURS = ("keepalives", "tcp_user_timeout")
-"""Parameters that begin so are for our own sessions, not for a person's."""
+"""Prefix of parameters that are for our own sessions, not for a person's."""
 
 _SERVICE = "omnisupport_ingest"
 
@@ -78,10 +78,11 @@ def connect(name: str | None, only_print: bool) -> None:
 
 
 def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
-    """``dsn`` with a service, and the service file that has the passphrase of the client's key.
+    """Return ``dsn`` with a service, and the path of the service file with the passphrase of the client's
+    key.
 
-    libpq has no variable for it. The file is in memory; the program that replaces this one inherits it, and
-    ends it.
+    libpq has no variable for the passphrase. The file is in memory. The program that replaces this process
+    inherits it; when the program ends, the file is gone.
     """
     from psycopg2.extensions import make_dsn
 
@@ -98,7 +99,7 @@ def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
 
 
 def shown_dsn(dsn: str) -> str:
-    """``dsn`` for people: without any password, and without parameters of our own sessions."""
+    """Return ``dsn`` for people: without any password, and without parameters of our own sessions."""
     from psycopg2.extensions import make_dsn
 
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
@@ -112,7 +113,7 @@ def shown_dsn(dsn: str) -> str:
 
 
 def _psql() -> str | None:
-    """The psql of the machine, else the one of the embedded server, if it has one."""
+    """Return the psql of the machine, else that of the embedded server; None if there is none."""
     from omnisupport_ingest.sources.postgres.embedded.binaries import bundled
 
     if (path := shutil.which("psql")) is not None:

@@ -1,4 +1,4 @@
-"""``source repair`` and ``source snapshot``: have tables read again, after a gap or on request."""
+"""``source repair`` and ``source snapshot``: request that tables are read again, after a gap or at will."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ def snapshot(
 
 
 def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Sequence[TableContract]) -> None:
-    """Raise what capture would refuse ``new`` tables for, before the request; print its warnings."""
+    """Raise the errors with which capture would refuse ``new`` tables, before the request; print its
+    warnings."""
     from omnisupport_ingest.sources.postgres.capture.added_tables import added_table_findings
     from omnisupport_ingest.sources.postgres.preflight import Severity, require_ready
 
@@ -230,14 +231,14 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
 
 
 def _require_there(settings: Settings, home: Home, tables: Sequence[TableContract]) -> None:
-    """Raise what names those of ``tables`` that the source does not have, if it answers."""
+    """Raise an error that names those of ``tables`` that the source does not have, if the source answers."""
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
     from omnisupport_ingest.sources.postgres.preflight import require_ready
     from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 
     gone: list[TableContract] = []
-    # A note for a capture that runs needs no connection of this command's own.
+    # A request to a running capture needs no connection of this command.
     with suppress(IngestError), _connected(settings, home) as connection:
         live = read_live_tables(connection, [each.table_name for each in tables])
         gone = [each for each in tables if each.table_name not in live]
@@ -264,7 +265,7 @@ def _key_range(
 
 
 def _bound(option: str, text: str | None) -> list[str] | None:
-    """The values of a bound: one text, or those of a JSON array."""
+    """Return the values of a bound: one text, or those of a JSON array."""
     if text is None or not text.startswith("["):
         return None if text is None else [text]
     try:

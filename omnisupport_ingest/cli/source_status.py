@@ -1,4 +1,4 @@
-"""``source status``: where the capture of a log stands, and how far cursors or topics have been read."""
+"""``source status``: how far the capture of a log is, and how far cursors or topics have been read."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _snapshot(under_way: SnapshotProgress) -> str:
     )
     if snapshot.compared:
         return f"{done} compared, {snapshot.rows:,} rows read again, {remaining}"
-    # The time left follows from the rate: neither is known without the other.
+    # The remaining time follows from the rate: if one is unknown, so is the other.
     speed = "rate not known yet" if rate is None else f"{render.rate(rate)}, {remaining}"
     return f"{done}, {snapshot.rows:,} rows, {speed}"
 
@@ -212,7 +212,7 @@ def _publication(status: SourceStatus, server: ServerState) -> str:
 
 
 def status_document(status: SourceStatus) -> dict[str, object]:
-    """``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
+    """Return ``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
     from omnisupport_ingest.sources.postgres.capture.state import State
 
     server, landed = status.server, status.landed

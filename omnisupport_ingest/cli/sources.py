@@ -1,4 +1,4 @@
-"""``sources``: the definitions of where tables come from: list, make, check and compare them."""
+"""``sources``: definitions of where tables come from: list, make, check and compare them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def list_(as_json: bool) -> None:
         click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}{shares}; {state}")
         facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
         if each["next"]:
-            # One line: a command that is wrapped cannot be copied.
+            # On one line: a command that is wrapped cannot be copied.
             click.echo(f"{'':{width + 2}}Next: {each['next']}")
 
 
 @dataclass(frozen=True, slots=True)
 class _NewSource:
-    """The arguments of ``new``, of which the definition of a source is made."""
+    """The arguments of ``new``, from which the definition of a source is made."""
 
     name: str
     kind: str
@@ -69,7 +69,7 @@ class _NewSource:
     description: str | None
 
     def check_usage(self) -> None:
-        """Raise a usage error if arguments do not fit each other."""
+        """Raise a usage error if arguments do not fit together."""
         if self.env is not None and self.file is not None:
             raise click.UsageError("Give one of --env and --file.")
         both, any_of_kafka = bool(self.servers and self.topics), bool(self.servers or self.topics)
@@ -152,7 +152,7 @@ def new(wanted: _NewSource) -> None:
     settings = open_settings()
     folder, contracts = sources_folder(settings), in_force(settings).contracts
     if folder == program_file("contracts/sources"):
-        # Files of the installed program are not written to; the definition goes beside new contracts.
+        # Files of an installed program are not changed, so the definition goes beside new contracts.
         contracts = own_folder(settings)
         folder = contracts.parent / "sources"
     path, document = folder / f"{wanted.name}.json", wanted.document()
@@ -247,7 +247,7 @@ def diff(name: str | None, as_json: bool) -> int:
 
 
 def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[Any, ...]:
-    """The preflight ``Finding``s of a query source, the worst first."""
+    """Return the preflight ``Finding``s of a query source, the worst first."""
     from omnisupport_ingest.contracts.in_force import contracts_so_far
     from omnisupport_ingest.sources.postgres.preflight import Finding
     from omnisupport_ingest.sources.query.preflight import preflight

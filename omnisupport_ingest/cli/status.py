@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     _Log = tuple[Settings, SourceProbe | SourceAnswer]
 
 _SOURCE_SECONDS = 1.0
-"""How long the source may take to answer after everything else has been read."""
+"""Seconds that the source may take to answer after everything else has been read."""
 
 _EXIT_CODES = {HEALTHY: 0, WARNING: WARNED, BROKEN: FINDINGS}
 
@@ -101,7 +101,7 @@ def status(
         show_status(document, everything=everything)
 
     if watch:
-        # Usage, settings and home are judged once, before the first look.
+        # Usage, settings and home are checked once, before the first look.
         _chosen(open_workspace(), source, everything=everything)
         watching(look, show, every, as_json=as_json)
         return 0
@@ -120,7 +120,8 @@ def status(
 
 
 def _show_what_runs(*, everything: bool) -> None:
-    """Print the platform alone, where a contract is wrong: what runs goes on by those that it began with."""
+    """If a contract is wrong, print only the platform: running services continue with the contracts that they
+    read before."""
     settings = open_settings()
     home = existing_home(settings)
     platform = platform_document(settings, home, None)
@@ -173,7 +174,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
 
 
 def _retention(workspace: Workspace) -> dict[str, Any]:
-    """Return what is given up by age, and whether the nightly job counts or removes it."""
+    """Return what is removed by age, and whether the nightly job removes or only counts it."""
     from omnisupport_ingest.retention.keeping import given_up
 
     contracts = workspace.contracts
@@ -201,8 +202,10 @@ def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def _chosen(workspace: Workspace, source: str | None, *, everything: bool) -> tuple[list[str], list[str]]:
-    """The sources to show, and the names of the others. By default those that are in use are shown: of which
-    anything has landed, and the settings' own."""
+    """Return the sources to show, and the names of the others.
+
+    By default, the sources in use are shown: those of which anything has landed, and the settings' own.
+    """
     known = list(workspace.contracts.sources())
     if source is not None:
         return [contracted_source(workspace, source)], []
@@ -213,7 +216,7 @@ def _chosen(workspace: Workspace, source: str | None, *, everything: bool) -> tu
 
 
 def log_probes(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
-    """Return each log of the home, its own first: settings and a probe, or why there is none."""
+    """Return each log of the home, its own first: its settings, and a probe or why there is none."""
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
@@ -248,8 +251,10 @@ def _probe(settings: Settings, home: Home) -> SourceProbe | SourceAnswer:
 def log_document(
     settings: Settings, home: Home, probe: SourceProbe | SourceAnswer, answered_by: float
 ) -> dict[str, Any]:
-    """Return what is shown of a log, as JSON values; its server has until ``answered_by`` (monotonic seconds)
-    to answer."""
+    """Return what is shown of a log, as JSON values.
+
+    ``answered_by``: until then (monotonic seconds) its server must answer.
+    """
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.capture.state import capture_state
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
@@ -287,7 +292,7 @@ def log_document(
 
 
 def _source_document(seen: SourceOverview) -> dict[str, Any]:
-    """``seen`` as JSON values: times in ISO 8601, positions and LSNs as text."""
+    """Return ``seen`` as JSON values: times in ISO 8601, positions and LSNs as text."""
     gap, problem = seen.landing.gap, seen.landing.problem
     landing = asdict(replace(seen.landing, gap=None, problem=None))
     landing["problem"] = {"problem": problem.problem, "fix": problem.fix} if problem else None
@@ -300,7 +305,7 @@ def _source_document(seen: SourceOverview) -> dict[str, Any]:
 
 
 def _gap_document(gap: Gap | None) -> dict[str, Any] | None:
-    """The gap; ``repaired``: a later epoch has begun, and nothing is held back."""
+    """Return the gap as JSON values. ``repaired``: a later epoch has begun, and nothing is held back."""
     if gap is None:
         return None
     return {"problem": str(gap), "fix": gap.fix, "repaired": gap.later_epoch is not None}
@@ -324,7 +329,8 @@ def _table_document(table: TableOverview) -> dict[str, Any]:
 
 
 def _recommended(table: TableOverview) -> str | None:
-    """Return the settings to think about where the last updates rewrote much of the table for few keys."""
+    """Return the settings to consider if the last updates rewrote much of the table for few keys; None
+    otherwise."""
     found = table.scattered
     if found is None:
         return None

@@ -16,15 +16,16 @@ HEALTHY, WARNING, BROKEN = "healthy", "warning", "broken"
 
 SCARCE_BYTES = 2 * 1024**3
 SOON_DAYS = 7
-"""Less room on the disk of the home than this, or for fewer days, is too little."""
+"""Less free space on the disk of the home, or space for fewer days, is too little."""
 
 _IN_DANGER = frozenset({"unreserved", "lost"})
-"""States of a slot whose WAL the server may remove, or has."""
+"""States of a slot whose WAL the server may remove or has removed."""
 
 
 def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
-    """Windows by their state, and events in quarantine by reason; None where it cannot be read. ``left_out``:
-    tables that capture does not follow, each with the reason and the fix.
+    """Return windows by state, and events in quarantine by reason, each None if it cannot be read.
+
+    ``left_out``: tables that capture does not follow, each with the reason and the fix.
     """
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
@@ -33,12 +34,12 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
         windows = _windows(workspace, source)
         marks = workspace.input_watermarks(source) if len(workspace.inputs(source)) > 1 else {}
     except IngestError:
-        # Landing says so itself.
+        # Landing reports this itself.
         windows, marks = None, {}
     try:
         discarded = discarded_of(workspace, source)
     except IngestError:
-        # A damaged ledger is a finding of `doctor`; nothing counts as discarded.
+        # A damaged ledger is a finding of `doctor`; here no event counts as discarded.
         discarded = 0
     inputs = {name: render.iso(mark) for name, mark in marks.items()}
     return {
@@ -60,7 +61,7 @@ def _left_out(workspace: Workspace, source: str) -> list[dict[str, str]]:
         epoch = store.current_epoch()
         parked = {} if epoch is None else ParkedTables(store.folder, epoch.number).all()
     except IngestError:
-        # Landing says so itself.
+        # Landing reports this itself.
         return []
     return [
         {"table": name, "reason": each.reason, "fix": unpark_fix(name)}
@@ -85,12 +86,12 @@ def _windows(workspace: Workspace, source: str) -> dict[str, int]:
 
 
 def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts of ``facts_document``."""
+    """Yield labels and texts for ``facts_document``."""
     windows = source["windows"]
     if windows and any(windows.values()):
         yield "windows", ", ".join(f"{count:,} {name}" for name, count in windows.items() if count)
     if source["inputs"]:
-        # A source without a watermark holds all windows open.
+        # Without a watermark, all windows of a source stay open.
         lowest = min(source["inputs"], key=lambda name: source["inputs"][name] or "")
         yield "", f"closed at the lowest watermark of {', '.join(source['inputs'])}: {lowest}"
     quarantined = source["quarantine"]
@@ -101,7 +102,7 @@ def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong. ``kind`` is the same while it is the same problem, whatever its numbers are.
+    """A problem. ``kind`` stays the same while it is the same problem, even if its numbers change.
 
     ``says``: what is wrong. ``help``: the command that helps, or what to do. ``broken``: data is held back.
     """
@@ -113,8 +114,8 @@ class Problem:
 
 
 SLOT, CHECK, SCHEMA, LEFT_OUT = "slot", "check", "schema", "left out"
-"""First words of kinds: of what threatens a slot, of a red check, of a schema change, and of a table that
-capture does not follow."""
+"""First words of kinds: a threat to a slot, a failed check, a schema change, and a table that capture does
+not follow."""
 
 _CHECKS_NAMED = "omnisupport-ingest status"
 
@@ -127,7 +128,8 @@ def health(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reasons(found: list[Problem]) -> Iterator[str]:
-    """What each problem says, the broken ones first; what ``status`` lists one by one is counted."""
+    """Yield the text of each problem, the broken ones first; problems that ``status`` lists itself are only
+    counted."""
     checks = [each for each in found if each.kind.startswith(CHECK)]
     changes = [each for each in found if each.kind.startswith(SCHEMA)]
     for each in sorted(found, key=lambda each: not each.broken):
@@ -140,7 +142,7 @@ def _reasons(found: list[Problem]) -> Iterator[str]:
 
 
 def health_line(health: dict[str, Any]) -> str:
-    """The verdict as a text: a word, and what it rests on."""
+    """Return the verdict as a text: a word, and its reasons."""
     level = str(health["level"])
     word = level if level == HEALTHY else level.upper()
     return word if not health["reasons"] else f"{word}: {'; '.join(health['reasons'])}"
@@ -155,13 +157,13 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     for each in document["contracts_gone"]:
         yield Problem(f"contract {each['source']}.{each['table']}", each["what"], each["fix"])
     for change in document["schema_changes"]:
-        # Each is a kind of its own, so that the second change of a table is an alarm too.
+        # Each change has a kind of its own, so that the second change of a table is an alarm too.
         table, number = f"{change['source']}.{change['table']}", change.get("number", "")
         yield Problem(f"{SCHEMA} {table} {number}", f"{table}: {change['what']}", change["edit"])
     for kind, says, helps in promises_broken(document):
         yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
-        # Nobody has to look at those that were discarded, and they stay for good.
+        # Nobody has to look at discarded events, and they stay without end.
         if (events := sum(each["quarantine"].values()) - each["discarded"]) > 0:
             says = f"{render.counted(events, 'event')} of {each['source']} in quarantine"
             yield Problem(f"quarantine {each['source']}", says, "omnisupport-ingest quarantine list")
@@ -222,7 +224,7 @@ def _of_platform(platform: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _of_disk(disk: dict[str, Any]) -> Iterator[Problem]:
-    # In the first week the first reading of the tables would be taken for what comes every day.
+    # In the first week, the first reading of the tables would count as daily growth.
     days = disk["days"] if disk["settled"] else None
     if disk["free"] >= SCARCE_BYTES and (days is None or days >= SOON_DAYS):
         return

@@ -1,4 +1,5 @@
-"""``status --watch``: the same view again and again, in place in a terminal, below each other on a pipe."""
+"""``status --watch``: shows the same view repeatedly, in place in a terminal, one below the other on a
+pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Document = dict[str, Any]
 def watch(
     look: Callable[[], Document], show: Callable[[Document], None], seconds: float, *, as_json: bool
 ) -> None:
-    """Show what ``look`` finds every ``seconds`` until Ctrl-C. A look that fails is shown, and tried again.
+    """Show the result of ``look`` every ``seconds`` until Ctrl-C. A failed look is shown, and tried again.
 
     ``show`` prints a document. With ``as_json`` each look is one line of JSON.
     """
@@ -33,22 +34,22 @@ def watch(
                 document = wal.with_rates(look())
                 paint(json.dumps(document, ensure_ascii=False) if as_json else _text(show, document, seconds))
             except IngestError as error:
-                # A home that is being made or moved away comes back.
+                # A home that is being made or moved may come back.
                 paint(json.dumps({"error": error.problem}) if as_json else str(error))
             if stop.wait(max(0.1, seconds - (time.monotonic() - began))):
                 return
 
 
 class WalGrowth:
-    """How fast the WAL that each slot keeps grows, from look to look, and so when its limit is reached."""
+    """The growth of the WAL that each slot keeps, from look to look, and so the time until its limit."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int]] = {}
 
     def with_rates(self, document: Document, now: float | None = None) -> Document:
-        """``document`` with ``bytes_per_second`` and ``seconds_left`` in its slots; None where not known.
+        """Return ``document`` with ``bytes_per_second`` and ``seconds_left`` in its slots; None if unknown.
 
-        ``now``: seconds of a clock that only rises.
+        ``now``: seconds of a monotonic clock.
         """
         at = time.monotonic() if now is None else now
         for log in (document["source"], *document["other_logs"]):
@@ -79,7 +80,7 @@ def _text(show: Callable[[Document], None], document: Document, seconds: float) 
 
 @contextmanager
 def _screen(*, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """What shows a text: in place of the one before where there is a terminal, else below it."""
+    """Yield a function that shows a text: in place of the last one in a terminal, otherwise below it."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -108,4 +109,4 @@ _STYLES = {
     "PAUSED": "bold yellow",
     "STOPPED": "bold yellow",
 }
-"""Words that a terminal shows in a colour."""
+"""Words that a terminal shows in colour."""

@@ -1,6 +1,7 @@
-"""The part of ``status`` about the platform: services, sensors, runs, checks, also while nothing runs.
+"""The part of ``status`` about the platform: services, sensors, runs, checks, even while nothing runs.
 
-While the UI answers, it tells of the sensors; else Dagster's own records do (``runtime.recorded_runs``).
+While the UI answers, the sensors come from it; otherwise from Dagster's own records
+(``runtime.recorded_runs``).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _CHECKS_SHOWN = 3
 
 
 def platform_document(settings: Settings, home: Home, contracts: Contracts | None) -> dict[str, Any]:
-    """What runs on the home, and what Dagster has recorded, as JSON values; only of the tables of
-    ``contracts`` (None: they cannot be read)."""
+    """Return what runs on the home, and what Dagster has recorded, as JSON values.
+
+    Only checks of the tables of ``contracts`` are included; all if it is None (they cannot be read).
+    """
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.ports import LOOPBACK
     from omnisupport_ingest.runtime.recorded_runs import recorded
@@ -41,7 +44,7 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
     if sensors is None and known is not None:
         sensors = known.sensors
     return {
-        # Asking for a lock that does not exist would create it.
+        # Testing a lock that does not exist would create its file.
         "running": (run_folder / "supervisor.lock").exists() and in_use(home),
         "services": running_services(run_folder),
         "ui": f"http://{LOOPBACK}:{port}" if port else None,
@@ -59,7 +62,7 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
-    """``record`` with its times in ISO 8601."""
+    """Return ``record`` with its times in ISO 8601."""
     return {
         name: value.isoformat() if isinstance(value, datetime) else value for name, value in record.items()
     }
@@ -70,7 +73,7 @@ def _run(seen: RunSeen) -> dict[str, Any]:
 
 
 def platform_facts(platform: dict[str, Any], *, everything: bool) -> Iterator[tuple[str, str]]:
-    """Labels and texts. Without ``everything`` sensors that do well are counted, not named."""
+    """Yield labels and texts. Without ``everything``, healthy sensors are counted, not named."""
     yield "platform", _platform_line(platform)
     sensors = platform["sensors"] or []
     if everything:
@@ -105,7 +108,7 @@ def _sensor_line(sensor: dict[str, Any]) -> str:
 
 
 def _run_lines(runs: list[dict[str, Any]], *, everything: bool) -> Iterator[str]:
-    """Yield a line for each run that goes on, in the order given, and for the first that have ended."""
+    """Yield a line for each run in progress, in the order given, and for the first runs that have ended."""
     going_on = [each for each in runs if each["going_on"]]
     ended = [each for each in runs if not each["going_on"]]
     shown = going_on if everything else going_on[:_GOING_ON_SHOWN]

@@ -1,6 +1,6 @@
-"""The part of ``status`` about what is promised of tables: service levels, and equal to the source since.
+"""The part of ``status`` about promises of tables: service levels, and since when they equal their source.
 
-The words are those of the check ``fresh`` and of the check ``equal_to_source``.
+The words are those of the checks ``fresh`` and ``equal_to_source``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def promised_document(table: TableOverview) -> dict[str, Any]:
-    """Service level and last comparison of a dimension; None where there is none."""
+    """Return service level and last comparison of a dimension; None where there is none."""
     from datetime import UTC, datetime
 
     from omnisupport_ingest.json_values import to_plain
@@ -46,7 +46,7 @@ def promised_document(table: TableOverview) -> dict[str, Any]:
 
 
 def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Lines for people: service levels that contracts ask for, and what comparisons came to."""
+    """Yield lines for people: service levels that contracts set, and the results of comparisons."""
     promised = [each for each in tables if (level := each.get("service_level")) and level["by_contract"]]
     broken = [each for each in promised if each["service_level"]["broken"]]
     if promised:
@@ -70,8 +70,8 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
 
 
 def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Kind, words and the command that helps of each warning: service levels that contracts ask for and are
-    broken, tables that differ."""
+    """Yield a warning for each broken service level and each table that differs: its kind, its text, and the
+    command that helps."""
     for source in document["sources"]:
         for table in source.get("tables", ()):
             name, of = table_name(source["source"], table), source["source"]

@@ -1,7 +1,8 @@
-"""How far sources are read that have no log: tables by their cursors, partitions of Kafka topics by offsets.
+"""How far sources without a log have been read: tables by their cursors, partitions of Kafka topics by
+offsets.
 
-``source status NAME`` shows one of them, ``status`` all. A cluster is asked on a thread of its own
-(``ReadingLooks``), so one that does not answer delays nothing else.
+``source status NAME`` shows one of them, ``status`` all. Each is queried on a thread of its own
+(``ReadingLooks``), so a cluster that does not answer delays nothing else.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Document = dict[str, Any]
 
 
 def reading_document(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
-    """How far the source of ``definition``, of the kind query or kafka, has been read, as JSON values.
+    """Return how far the source of ``definition``, of the kind query or kafka, has been read, as JSON values.
 
-    ``problem``: why that is not known, with the fix; None if it is known.
+    ``problem``: why that is unknown, with the fix; None if it is known.
     """
     from omnisupport_ingest.contracts.sources import SourceKind
 
@@ -51,12 +52,14 @@ def reading_document(settings: Settings, definition: SourceDefinition, home: Hom
 
 
 def is_well(document: Document) -> bool:
-    """Whether a document of ``reading_document`` names no problem, and no records that are gone unread."""
+    """Whether a document of ``reading_document`` names no problem, and no records that were deleted
+    unread."""
     return document["problem"] is None and not any(each["gone"] for each in document.get("partitions", ()))
 
 
 def reading_lines(document: Document) -> Iterator[str]:
-    """The document of ``reading_document`` for people: a line for the source, then one for each part."""
+    """Yield the document of ``reading_document`` for people: a line for the source, then one for each
+    part."""
     yield f"{document['source']}: {document['state']}, {document['connection']}"
     for each in document.get("tables", ()):
         cursor = "never read to its end" if each["cursor"] is None else f"read up to {each['cursor']}"
@@ -74,7 +77,7 @@ def reading_lines(document: Document) -> Iterator[str]:
 
 
 def reading_summary(document: Document) -> str:
-    """The same in one line, for a look at the whole platform."""
+    """Return the document in one line, for the view of the whole platform."""
     subject = f"{document['source']}, {document['connection']}, {document['state']}"
     if document["problem"] is not None:
         return f"{subject}: {document['problem']['problem']}"
@@ -91,8 +94,8 @@ def reading_summary(document: Document) -> str:
 
 
 class ReadingLooks:
-    """A look at every source of a home that is read by cursors or from topics, each on a thread of its own,
-    begun when made."""
+    """Looks at every source of a home that is read by cursors or from topics, each on a thread of its own.
+    The looks begin when the object is made."""
 
     def __init__(self, settings: Settings, home: Home, contracts: Contracts) -> None:
         from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
@@ -106,7 +109,8 @@ class ReadingLooks:
                 self._looks.append((each, look))
 
     def results(self, answered_by: float) -> Sequence[Document]:
-        """Their documents; of one that has not answered by then (``time.monotonic``), that it has not."""
+        """Return the documents of all looks. If a look has not ended by ``answered_by`` (``time.monotonic``),
+        its document says so."""
         for definition, look in self._looks:
             look.join(max(0.0, answered_by - time.monotonic()))
             if definition.name not in self._found:

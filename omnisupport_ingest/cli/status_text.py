@@ -63,7 +63,7 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
 
 
 def _disk_line(disk: dict[str, Any]) -> str:
-    """Sizes in use, the largest layer first, how they grow, and when the disk is full."""
+    """Return the sizes in use, the largest layer first, their growth, and when the disk is full."""
     sizes = sorted(disk["layers"].items(), key=lambda each: -each[1])
     used = (
         ", ".join(f"{layer} {render.size(used_bytes)}" for layer, used_bytes in sizes if used_bytes)
@@ -77,7 +77,7 @@ def _disk_line(disk: dict[str, Any]) -> str:
 
 
 def _retention_facts(retention: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is given up by age, and what becomes of it every night; nothing where nothing is given up."""
+    """Yield what is removed by age, and what happens to it every night; nothing if all is kept."""
     given = [f"{', '.join(layers)} of {source}" for source, layers in retention["gives_up"].items()]
     if retention["runs_kept_days"] is not None:
         given.append(f"runs older than {render.counted(retention['runs_kept_days'], 'day')}")
@@ -108,7 +108,7 @@ def _slot_line(slot: dict[str, Any]) -> str:
 
 
 def _slot_forecast(slot: dict[str, Any]) -> str:
-    """How the kept WAL grows, which takes two looks to know."""
+    """Return how the kept WAL grows; knowing that takes two looks."""
     rate = slot.get("bytes_per_second")
     if not rate or rate < 0:
         return ""
@@ -146,7 +146,7 @@ def _landing_facts(landing: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _freshness_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """How far behind the dimensions are, and the one that is furthest behind."""
+    """Yield how far behind the dimensions are, and which one is furthest behind."""
     shown = [each for each in tables if each["there"] and each.get("complete_to") is not None]
     if not shown:
         return
@@ -170,7 +170,7 @@ def _table_row(source: str, table: dict[str, Any]) -> list[str]:
     name, pending = f"  {table_name(source, table)}", _pending(table)
     if not table["there"]:
         return [name, "-", "-", "-", "not there yet", "-", pending]
-    # Epoch and LSN; a person has no use for the ordinal.
+    # Epoch and LSN only; the ordinal is of no use to a person.
     cursor = ":".join(table["cursor"].split(":")[:2]) if table["cursor"] else "-"
     mark = render.clock(table["watermark"])[5:19] if table["watermark"] else "-"
     behind = render.since(table["complete_to"]) if table.get("complete_to") else "-"

@@ -1,4 +1,4 @@
-"""How a command that runs for long ends at Ctrl-C (SIGINT) or SIGTERM."""
+"""How a long-running command ends on Ctrl-C (SIGINT) or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set: the command finishes the step that it is in, and ends."""
+    """Yield an event that SIGINT and SIGTERM set: the command then finishes its present step, and ends."""
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
@@ -24,9 +24,10 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 @contextmanager
 def interrupt_on_terminate() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does, so that both stop a supervising command alike.
+    """Make SIGTERM raise ``KeyboardInterrupt``, as Ctrl-C does, so that both stop a supervising command
+    alike.
 
-    A shell that starts a command in the background lets it ignore SIGINT; here it counts all the same.
+    A shell starts a background command with SIGINT ignored; here it counts all the same.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}

@@ -1,7 +1,7 @@
 """``sync``: one whole pass from a source to the dimensions, for cron and for a first try.
 
-A log is captured up to where it is now. A source that is read by cursors, and Kafka topics, land what is
-new. Then everything that has landed goes through every layer.
+A log is captured up to its present end; cursors and Kafka topics land what is new. Then everything that has
+landed goes through every layer.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
 
 _DROP = "omnisupport-ingest source drop"
-"""The command that removes slot and publication."""
+"""The command that drops slot and publication."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The options that only some kinds of sources take, as ``sync`` describes them."""
+    """The options that only some kinds of sources have, as ``sync`` describes them."""
 
     verify: str | None
     refresh: str | None
@@ -134,7 +134,8 @@ def sync(name: str | None, as_json: bool, options: _Options) -> int:
 
 
 def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
-    """The source called ``name``, or that of the settings; ``SourceUnknown`` for one of files."""
+    """Return the source called ``name``, or that of the settings. Raises ``SourceUnknown`` for a source of
+    files."""
     from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
 
     settings = workspace.settings
@@ -149,7 +150,7 @@ def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
 
 
 def _check_options(kind: SourceKind, options: _Options) -> None:
-    """A usage error if ``options`` do not fit a source of this ``kind``, or a reason is missing."""
+    """Raise a usage error if ``options`` do not fit a source of this ``kind``, or if a reason is missing."""
     from omnisupport_ingest.contracts.sources import SourceKind
 
     if kind is not SourceKind.LOG and options.verify is not None:
@@ -187,13 +188,13 @@ def _sync_log(workspace: Workspace, name: str, verify: str | None, *, as_json: b
         _show_log(done, slot)
     say_waiting(workspace, done.source)
     if the_pass.left_out is not None:
-        # Raised at the end, as all the other tables are in the lake by now.
+        # Raised at the end, when all the other tables are in the lake.
         raise the_pass.left_out
     return 0 if done.holds else FINDINGS
 
 
 def _log_document(done: Synced, slot: SlotLeft | None) -> dict[str, Any]:
-    """The pass for ``--json``: counts and names, no key and no value of a row."""
+    """Return the pass for ``--json``: counts and names, no key and no value of a row."""
     return {
         "source": done.source,
         "lsn": str(done.lsn),
@@ -234,7 +235,7 @@ class SlotLeft:
     """The slot that a pass leaves on the source.
 
     ``retained_bytes``: WAL that the server keeps for it now. ``safe_bytes``: WAL that may still be written
-    before the server gives the slot up; None if it never does. ``remove_with``: the command that drops it.
+    before the server invalidates the slot; None: no limit. ``remove_with``: the command that drops it.
     """
 
     name: str
@@ -259,7 +260,7 @@ class SlotLeft:
 
 
 def slot_left(settings: Settings, home: Home) -> SlotLeft | None:
-    """The slot of ``settings`` on the source; None if it is not there."""
+    """Return the slot of ``settings`` on the source; None if it does not exist."""
     from contextlib import closing
 
     from omnisupport_ingest.sources.postgres.session.connection import connect

@@ -1,6 +1,6 @@
 """``sync NAME`` of a source without a log: one that is read by cursors, or Kafka topics.
 
-What is new lands; then everything that has landed goes through every layer.
+New rows or records land; then everything that has landed goes through every layer.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def sync_query(
     compare: bool,
     as_json: bool,
 ) -> int:
-    """Read what is new by the cursors of ``definition``, and print it; returns the exit code.
+    """Read what is new by the cursors of ``definition``, and print it; return the exit code.
 
-    ``refresh``: why ``tables`` (all if empty) are read whole, in a new epoch; None reads no table whole.
+    ``refresh``: why ``tables`` (empty: all) are read whole, in a new epoch; None: no table is read whole.
     ``compare``: also compare the keys with the lake.
     """
     from omnisupport_ingest.contracts.model import table_named
@@ -63,7 +63,7 @@ def sync_query(
         report = source.sync(anew=anew if refresh is not None else (), reason=refresh or "", landed=landed)
         runs = the_pass.materialize(workspace)
         if compare and report.finished:
-            # The lake holds everything that has landed by now.
+            # The lake now has everything that has landed.
             the_pass.say(f"Comparing the keys of {definition.name} with the lake …")
             lake = dimension_keys(workspace, definition.name)
             try:
@@ -82,7 +82,7 @@ def sync_query(
     for fault in report.faults[1:]:
         say_err(str(fault))
     if report.faults:
-        # Raised at the end, as all other tables are in the lake by now.
+        # Raised at the end, when all other tables are in the lake.
         raise report.faults[0]
     return 0
 
@@ -90,7 +90,8 @@ def sync_query(
 def _query_document(
     report: SyncReport, runs: Sequence[FinishedRun], compared: Comparison | None
 ) -> dict[str, Any]:
-    """The pass for ``--json``: counts and names; no key, and no value of a row but cursors."""
+    """Return the pass for ``--json``: counts and names; of the rows only cursors, no keys and no other
+    values."""
     return {
         "source": report.source,
         "clock": report.clock.isoformat(),
@@ -150,9 +151,10 @@ def _show_comparison(comparison: Comparison) -> None:
 def sync_kafka(
     workspace: Workspace, definition: SourceDefinition, accept_gap: str, new_epoch: str, *, as_json: bool
 ) -> int:
-    """Land what is new in the topics of ``definition``, and print it; returns the exit code.
+    """Land what is new in the topics of ``definition``, and print it; return the exit code.
 
-    ``accept_gap``, ``new_epoch``: the reason to go on after a gap, or to begin an epoch; else empty.
+    ``accept_gap``, ``new_epoch``: the reason to continue after a gap, or to begin an epoch; empty if not
+    requested.
     """
     from omnisupport_ingest.sources.kafka.offsets import Ways
     from omnisupport_ingest.sources.kafka.run import KafkaSource
@@ -177,13 +179,13 @@ def sync_kafka(
     for fault in report.faults[1:]:
         say_err(str(fault))
     if report.faults:
-        # Raised at the end, as all other partitions are in the lake by now.
+        # Raised at the end, when all other partitions are in the lake.
         raise report.faults[0]
     return 0
 
 
 def _kafka_document(report: KafkaReport, runs: Sequence[FinishedRun]) -> dict[str, Any]:
-    """The pass for ``--json``: counts, names and offsets, no value of a record."""
+    """Return the pass for ``--json``: counts, names and offsets, no value of a record."""
     return {
         "source": report.source,
         "finished": report.finished,

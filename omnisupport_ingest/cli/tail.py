@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.read.dimension_changes import RowChange
 
 _LONGEST = 32
-"""Characters of a value that people see; ``--json`` has all of it."""
+"""Characters of a value that people see; ``--json`` has the whole value."""
 
 _NULL, _UNRESOLVED, _NOT_SHOWN = "NULL", "(unresolved)", "(not shown)"
 
@@ -126,7 +126,7 @@ def _shown_changes(change: RowChange, contract: TableContract) -> str:
 
 
 def _old(change: RowChange, name: str) -> str | None:
-    """What people read of the value before; None where the column has not changed."""
+    """Return the text of the value before the change, for people; None if the column has not changed."""
     if name in change.hidden:
         return _NOT_SHOWN
     if name in change.unresolved_before:
@@ -142,13 +142,13 @@ def _now(change: RowChange, name: str) -> str:
 
 def _short(value: Any) -> str:
     text = _NULL if value is None else value if isinstance(value, str) else str(_plain(value))
-    # What a terminal would act on is no part of what people read.
+    # Control characters, on which a terminal would act, are left out for people.
     text = "".join(each if each.isprintable() else "�" for each in " ".join(text.split()))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _plain(value: Any) -> Any:
-    """A value of a column as JSON has it: numbers that JSON cannot hold, times and bytes as text."""
+    """Return a value of a column as JSON has it: times, bytes, and numbers that JSON cannot hold, as text."""
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):

@@ -1,4 +1,4 @@
-"""``target``: tables of another PostgreSQL that follow the current state of tables of the lake."""
+"""``target``: tables of another PostgreSQL that follow the current state of tables in the lake."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _lag(lag: TargetLag) -> str:
 
 
 def _chosen(tables: tuple[str, ...]) -> tuple[Workspace, list[TableContract]]:
-    """The contracts called ``tables``; without a name, all that have a target."""
+    """Return the contracts called ``tables``; without names, all that have a target."""
     workspace = open_workspace()
     chosen = tables_named(workspace, tables) or [
         each for each in workspace.contracts.all if each.target is not None

@@ -25,11 +25,11 @@ _VARIABLE = f"{PREFIX}BATCH_MAX_SECONDS"
 _INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SIZES = (128 * 1024, 1024 * 1024)
 _BAR = 40
-"""Characters of the longest bar."""
+"""Length of the longest bar, in characters."""
 
 
 def _measured(command: Any) -> Any:
-    """The options that say what is measured."""
+    """Add the options that say what is measured."""
     for option in reversed(
         (
             click.option(
@@ -92,7 +92,7 @@ def _measured(command: Any) -> Any:
 
 
 def _bounded(command: Any) -> Any:
-    """The options that say what a setting may cost."""
+    """Add the options that limit what a setting may cost."""
     for option in reversed(
         (
             click.option(
@@ -195,7 +195,7 @@ def tune(out: Out, write: bool, as_json: bool, **options: Any) -> int:
 
 
 def _traffic_asked(of_own: bool, options: dict[str, Any]) -> tuple[float | None, Sequence[int]]:
-    """The rate and the sizes to try; with --own no rate, and just the sizes that are named."""
+    """Return the rate and the sizes to try; with --own, no rate and only the sizes that are named."""
     named = click.get_current_context().get_parameter_source
     given = {name for name in ("rate", "sizes") if named(name) is not click.core.ParameterSource.DEFAULT}
     if not of_own:
@@ -217,7 +217,7 @@ def _agree(load: Load, tried: Sequence[Setting]) -> None:
 
 
 def _platform(load: Load) -> AbstractContextManager[Measured]:
-    """What is measured: the user's own platform, or a new one beside their home."""
+    """Return the platform to measure: the user's own, or a new one beside their home."""
     from omnisupport_ingest.tuning.measuring import own, scratch
 
     settings = open_settings()
@@ -230,7 +230,7 @@ def _platform(load: Load) -> AbstractContextManager[Measured]:
 
 
 def _measure(load: Load, tried: Sequence[Setting]) -> list[Point]:
-    """The points, measured one after the other, with the progress on standard error."""
+    """Return the points, measured one after the other, with progress on standard error."""
     from omnisupport_ingest.tuning.measuring import measure
 
     whole = sum(load.seconds + each.seconds + 6 for each in tried) + (90 if load.to_dimension else 15)
@@ -255,7 +255,8 @@ def _value(point: Point) -> str:
 
 
 def _write(chosen: Point) -> None:
-    """Set what is recommended in ``.env`` of the working directory; a warning if a variable wins over it."""
+    """Write the recommended settings to ``.env`` of the working directory; warn if an environment variable
+    wins."""
     from omnisupport_ingest.durable import replace
 
     path = Path(ENV_FILE).resolve()
@@ -271,7 +272,7 @@ def _write(chosen: Point) -> None:
 
 
 def _show(points: Sequence[Point], bounds: Bounds, chosen: Point | None) -> None:
-    """The table, the curve as bars, and what follows from them."""
+    """Print the table, the curve as bars, and the conclusion."""
     far = points[0].dimension is not None
     columns = ["batch every", "events/batch", "p50", "p95", "p99", *(["dim. p50", "p95 ", "p99 "] * far)]
     columns += ["batches/h", "files/h", "CPU", ""]
@@ -311,7 +312,7 @@ def _show(points: Sequence[Point], bounds: Bounds, chosen: Point | None) -> None
 
 
 def _show_literature(points: Sequence[Point]) -> None:
-    """Where the range of the literature lies for this traffic."""
+    """Print where the range from the literature lies for this traffic."""
     from omnisupport_ingest.tuning.points import LITERATURE_ROWS, LITERATURE_SECONDS
 
     rate = points[0].rate

@@ -1,8 +1,8 @@
 """``up``: the whole platform in the foreground, and ``postgres`` and ``workload``, two of its services.
 
-``up`` runs a capture for each log of the home, each a service of its own. The home's own source is what the
-command is started for: what it lacks is refused before anything starts. What another log lacks is only a
-warning, and its capture tries again. A log that is defined while ``up`` runs is captured from then on.
+``up`` runs a capture for each log of the home, each a service of its own. A problem of the home's own source
+stops the command before anything starts. A problem of another log is only a warning, and its capture tries
+again. A log that is defined while ``up`` runs is captured from then on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def up(rate: float | None) -> None:
         raise click.UsageError("--workload changes rows: it runs on the embedded PostgreSQL only.")
     home = open_home(settings)
     with interrupt_on_terminate(), HomeLock(home, "up"):
-        # Checked first: a port that is taken is refused before anything starts, not after a minute.
+        # Checked first: a taken port is refused before anything starts, not after a minute.
         port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
         settings = settings.model_copy(update={"webserver_port": port})
         if settings.metrics_port is not None:
@@ -137,13 +137,13 @@ _Files = tuple[tuple[str, int], ...]
 
 
 class Captures:
-    """The logs of one home, and the services that capture them."""
+    """The logs of one home, and the capture service of each."""
 
     def __init__(self, settings: Settings, home: Home) -> None:
         """Find the logs and check them.
 
-        Raises ``IngestError`` if the home's own source lacks something. It may lack contracts only if the
-        home has other sources.
+        Raises ``IngestError`` for a problem of the home's own source. That source may have no contracts only
+        if the home has other sources.
         """
         from omnisupport_ingest.contracts.in_force import contracts_in_force
         from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
@@ -167,7 +167,8 @@ class Captures:
         return tuple(each.name for each in self._logs)
 
     def shown(self, name: str) -> str:
-        """The connection string of the log ``name`` without a password, or its name while there is none."""
+        """Return the connection string of the log ``name`` without a password; its name if there is none
+        yet."""
         from omnisupport_ingest.cli.source_connect import shown_dsn
         from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
@@ -185,7 +186,8 @@ class Captures:
             supervisor.start(services.capture(self._settings, each.name))
 
     def start_new(self, supervisor: Supervisor) -> None:
-        """Start captures of logs that were defined since the last call; warn once of a wrong definition."""
+        """Start captures of logs that were defined since the last call; warn once about a wrong
+        definition."""
         files = self._files()
         if files == self._seen:
             return
@@ -217,7 +219,7 @@ class Captures:
             say_err(f"{log.name}: {error.problem} Its capture tries again; the others run. Fix: {error.fix}")
 
     def _files(self) -> _Files:
-        """The files of definitions and contracts, each with the time of its last change in nanoseconds."""
+        """Return the files of definitions and contracts, each with its modification time in nanoseconds."""
         from omnisupport_ingest.contracts.in_force import in_force
         from omnisupport_ingest.contracts.sources import sources_folder
 
@@ -241,7 +243,7 @@ def _changed(path: Path) -> int:
 
 
 SERVICE = "a service that keeps it"
-"""Name of the holder of the server's lock if a service holds it, not a command that a person has started."""
+"""Holder of the server's lock if a service holds it, and not a command of a person."""
 
 _LOOK_SECONDS = 2.0
 _FREE_SECONDS = 0.2
@@ -263,7 +265,7 @@ def postgres(service: bool) -> None:
         refuse_if_kept(home, server)
     with stop_on_signal() as stop, ExitStack() as locks:
         if service:
-            # The service of a killed command may be ending the server at this moment.
+            # The service of a killed command may be stopping the server just now.
             while holder(home, EMBEDDED_SERVER) is not None and not stop.wait(_FREE_SECONDS):
                 pass
         if not stop.is_set():
@@ -272,8 +274,8 @@ def postgres(service: bool) -> None:
 
 
 def refuse_if_kept(home: Home, server: EmbeddedPostgres) -> None:
-    """Raise ``HomeInUse`` if another process runs the embedded server of ``home``, or is about to."""
-    # Named is what a person can stop: the command, not its service.
+    """Raise ``HomeInUse`` if another process runs the embedded server of ``home``, or is about to run it."""
+    # The error names what a person can stop: the command, not its service.
     lock_holder = holder(home) or holder(home, EMBEDDED_SERVER)
     if lock_holder is None:
         return

@@ -87,7 +87,7 @@ def verify(
     settings = log_of(open_settings(), name)
     workspace = open_workspace(settings)
     _require_tables(workspace, tables)
-    # Checked before anything that takes time: the connection string may be wrong.
+    # Checked before anything slow: the connection string may be wrong.
     connect(source_dsn(settings, workspace.home)).close()
     require_progress(workspace)
     if by_checksums:
@@ -102,7 +102,7 @@ def verify(
 
 
 def _require_tables(workspace: Workspace, tables: Sequence[str]) -> None:
-    """A usage error if one of ``tables`` is not the name of a contract of the source."""
+    """Raise a usage error if one of ``tables`` is not the name of a contract of the source."""
     known = [contract.name for contract in workspace.contracts.of_source(workspace.settings.source)]
     for name in tables:
         if name not in known:

@@ -1,4 +1,5 @@
-"""``verify --checksums``: source and lake by checksums of key ranges, and ``--repair`` of what differs."""
+"""``verify --checksums``: compare source and lake by checksums of key ranges; ``--repair`` reads differences
+again."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _KEYS_SHOWN = 20
 
 
 def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: bool, as_json: bool) -> int:
-    """Check ``tables`` (all if empty), have what differs read again if ``repair``, and print what was found.
+    """Check ``tables`` (empty: all), request another reading of what differs if ``repair``, and print the
+    result.
 
     Returns the exit code.
     """
@@ -42,7 +44,7 @@ def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: 
 
 
 def _repaired(workspace: Workspace, checked: Checked) -> list[str]:
-    """Request what differs; return the requests in words."""
+    """Request another reading of what differs; return the requests in words."""
     from omnisupport_ingest.equality.repairing import request_repair
 
     assert checked.differing is not None, "a table that differs has been compared"
@@ -51,7 +53,7 @@ def _repaired(workspace: Workspace, checked: Checked) -> list[str]:
 
 
 def _document(checked: Checked, requested: dict[str, list[str]]) -> dict[str, Any]:
-    """What was found, without any key."""
+    """Return the result for ``--json``, without any key."""
     note = checked.note
     return {
         "state": note.state,

@@ -1,6 +1,6 @@
 """What several commands show, in words and as JSON: batches, comparisons, quarantined events, stale windows.
 
-How a number, a time or a table is written is ``render``'s.
+``render`` writes numbers, times and tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def landed_line(batch: Manifest) -> str | None:
-    """What ``batch`` brought; None for an idle stretch, or for the end of a snapshot of one chunk."""
+    """Return what ``batch`` brought; None for an idle stretch, or for the end of a snapshot of one chunk."""
     if batch.chunk is not None:
         return _landed_chunk(batch.chunk, batch.rows)
     if batch.stream is not None and batch.rows:
@@ -39,7 +39,7 @@ def _landed_chunk(chunk: ChunkSpan, rows: int) -> str | None:
 
     if chunk.snapshot_id == SCHEMA_ONLY:
         return f"Landed the schema of {chunk.table}"
-    # The range is not named: lines go to logs, and keys may be personal data.
+    # The key range is not shown: lines go to logs, and keys may be personal data.
     covered = chunk.table if chunk.scope is None else f"a range of {chunk.table}"
     if chunk.boundary:
         return f"Landed all of the snapshot of {covered}" if chunk.chunk > 1 else None
@@ -49,7 +49,7 @@ def _landed_chunk(chunk: ChunkSpan, rows: int) -> str | None:
 
 
 def pass_progress() -> Progress:
-    """The progress of a pass on standard error, so that standard output has the result alone."""
+    """Return a progress that prints on standard error, so that standard output has only the result."""
     from omnisupport_ingest.verify.one_pass import Progress
 
     def landed(batch: Manifest) -> None:
@@ -89,7 +89,7 @@ def show_proof(proof: Proof) -> None:
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:
-    """The outcome for ``--json``: counts alone, no key and no value of a row."""
+    """Return the outcome for ``--json``: counts only, no key and no value of a row."""
     return {
         "lsn": str(proof.lsn),
         "mode": "full" if proof.sample is None else "sample",
@@ -162,19 +162,19 @@ def platform_runs(home: Home) -> bool:
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.running import running_services
 
-    # Without a lock on the home, its pid files are left over from a killed platform.
+    # If nobody holds the lock of the home, its pid files are left over from a killed platform.
     return in_use(home) and DAEMON in running_services(home.run)
 
 
 def who_judges_again(*, runs: bool) -> str:
-    """Who replays stale windows; ``runs``: a platform runs on the home."""
+    """Return who replays stale windows. ``runs``: a platform runs on the home."""
     if runs:
         return "The running platform judges them again by itself."
     return "Nothing runs on this home; judge them again by: omnisupport-ingest materialize"
 
 
 def stale(windows: Sequence[str]) -> str:
-    """A sentence that names ``windows``, of which there is at least one."""
+    """Return a sentence that names ``windows``, at least one."""
     return f"Stale now: window{'s' * (len(windows) > 1)} {render.some(windows)}."
 
 
@@ -190,11 +190,11 @@ _OPERATIONS = {
     "m": "message",
 }
 _TEXTS = ("key", "moved_from_key", "before", "after", "envelope")
-"""The columns that hold values of the row."""
+"""The columns with values of the row."""
 
 
 def event_document(row: Quarantined) -> dict[str, Any]:
-    """An event for ``--json``, without the values of its row."""
+    """Return an event for ``--json``, without the values of its row."""
     return {
         "id": str(row.event),
         "window": row.window,
@@ -215,7 +215,7 @@ def event_document(row: Quarantined) -> dict[str, Any]:
 
 
 def review_document(review: Review) -> dict[str, Any]:
-    """A decision for ``--json``."""
+    """Return a decision for ``--json``."""
     return {
         "id": str(review.event),
         "decision": review.decision,
@@ -228,7 +228,7 @@ def review_document(review: Review) -> dict[str, Any]:
 
 
 def event_counts(rows: Sequence[Quarantined]) -> dict[str, Any]:
-    """How many events there are, by reason and by state."""
+    """Return how many events there are, by reason and by state."""
     return {
         "events": len(rows),
         "by_reason": dict(Counter(row.reason for row in rows).most_common()),
@@ -237,7 +237,7 @@ def event_counts(rows: Sequence[Quarantined]) -> dict[str, Any]:
 
 
 def event_in_list(row: Quarantined) -> Iterator[str]:
-    """The lines of an event in a list: its id, which `release` and `discard` take, first."""
+    """Yield the lines of an event in a list: first its id, which `release` and `discard` need."""
     rules = f" ({', '.join(row.rules)})" if row.rules else ""
     yield f"{row.event}  {row.reason}{rules}  {_state(row)}"
     seen = render.clock(row.first_seen)
@@ -248,7 +248,7 @@ def event_in_list(row: Quarantined) -> Iterator[str]:
 def event_facts(
     row: Quarantined, history: Sequence[Review], columns: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Labels and texts: everything about an event but the values of its row."""
+    """Yield labels and texts: everything about an event except the values of its row."""
     yield "found by", row.detector or "unknown"
     yield "rules broken", ", ".join(row.rules) or "none"
     yield "table", f"{row.table}, {operation_name(row.op)}"
@@ -267,7 +267,7 @@ def event_title(row: Quarantined) -> str:
 
 
 def review_facts(history: Sequence[Review]) -> Iterator[tuple[str, str]]:
-    """Labels and texts: every decision on an event, the first one first."""
+    """Yield labels and texts: every decision on an event, the first one first."""
     if not history:
         yield "reviews", "none"
     for each in history:
@@ -275,17 +275,18 @@ def review_facts(history: Sequence[Review]) -> Iterator[tuple[str, str]]:
 
 
 def values_document(columns: Mapping[str, Any]) -> dict[str, str | None]:
-    """The values of the row for ``--json``, as they landed."""
+    """Return the values of the row for ``--json``, as they landed."""
     return {name: columns[name] for name in _TEXTS}
 
 
 def lengths_document(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The row for ``--json`` without its values: the columns of each image and the length of each text."""
+    """Return the row for ``--json`` without its values: the columns of each image, and the length of each
+    text."""
     return {name: _length(name, columns[name]) for name in _TEXTS}
 
 
 def values_facts(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts: the values of the row, which may be personal data."""
+    """Yield labels and texts: the values of the row, which may be personal data."""
     for name, text in values_document(columns).items():
         if text is not None:
             yield name, text
@@ -293,7 +294,7 @@ def values_facts(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def lengths_facts(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts: the columns of the row and the lengths of their values, no value."""
+    """Yield labels and texts: the columns of the row and the lengths of their values, without values."""
     for name, length in lengths_document(columns).items():
         if isinstance(length, int):
             yield name, f"{length} characters"
@@ -313,12 +314,12 @@ def _state(row: Quarantined) -> str:
 
 
 def operation_name(op: str) -> str:
-    """What an operation is called."""
+    """Return the name of an operation, for people."""
     return _OPERATIONS.get(op, op)
 
 
 def _origin(row: Quarantined) -> str:
-    """The line of a file, or the batch, that brought the event."""
+    """Return the line of a file, or the batch, that brought the event."""
     if row.file_name is None:
         return f"batch {row.batch_id}"
     return row.file_name if row.file_row is None else f"{row.file_name}, line {row.file_row}"

@@ -1,4 +1,4 @@
-"""What a pass says of events that wait in quarantine: no dimension has them, and nothing else would tell."""
+"""What a pass says about events in quarantine: no dimension has them, and nothing else would show that."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def say_waiting(workspace: Workspace, source: str) -> None:
-    """Say on standard error how many events of ``source`` wait in quarantine, if any; counted as ``status``
-    does."""
+    """Print on standard error how many events of ``source`` wait in quarantine, if any; counted as in
+    ``status``."""
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
     try:
         discarded = discarded_of(workspace, source)
     except IngestError:
-        # A damaged ledger is a finding of `doctor`; nothing counts as discarded.
+        # A damaged ledger is a finding of `doctor`; here no event counts as discarded.
         discarded = 0
     waiting = sum(stock_of(workspace, source).values()) - discarded
     if waiting > 0:

@@ -1,4 +1,5 @@
-"""``contracts withdraw`` and ``sources retire``: a table or a source leaves the home, said before done."""
+"""``contracts withdraw`` and ``sources retire``: remove a table or a source from the home; the plan is
+printed first."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
 
 
 def _alone(home: Home, sources: list[str], command: str) -> ExitStack:
-    """The home for this command alone: neither the platform runs on it, nor a capture of ``sources``."""
+    """Return the locks that give this command the home alone: no platform and no capture of ``sources``
+    runs."""
     from omnisupport_ingest.runtime.home_lock import HomeLock
     from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
@@ -151,14 +153,15 @@ def _alone(home: Home, sources: list[str], command: str) -> ExitStack:
 
 
 class _Log(NamedTuple):
-    """The ``settings`` of a log, and its connection string, or why there is none now."""
+    """The ``settings`` of a log, and its connection string or the error that explains why there is none
+    now."""
 
     settings: Settings
     dsn: str | IngestError
 
 
 def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
-    """The log of ``source``; None if it is not captured."""
+    """Return the log of ``source``; None if it is not captured."""
     from omnisupport_ingest.cli.opening import source_dsn_or_error
     from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_in_force
@@ -169,14 +172,15 @@ def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
     try:
         log = log_settings(settings, definition)
     except ConnectionMissing as error:
-        # Slot and publication have their names all the same.
+        # The names of slot and publication are known even without a connection.
         unset = replace(definition, connection_env=None, connection_file=None)
         return _Log(log_settings(settings, unset), error)
     return _Log(log, source_dsn_or_error(log, home))
 
 
 def _say_what_leaves(log: _Log, home: Home) -> str | None:
-    """Print what becomes of slot and publication; return the connection string, None if nobody answers."""
+    """Print what happens to slot and publication; return the connection string, None if the source does not
+    answer."""
     from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
     from omnisupport_ingest.sources.postgres.capture.drop import plan_drop, plan_unasked
     from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
@@ -198,7 +202,8 @@ def _say_what_leaves(log: _Log, home: Home) -> str | None:
 
 
 def _stays_published(log: _Log, contract: TableContract) -> str | None:
-    """Why the table stays in the publication; None if it can leave, or if the source does not answer."""
+    """Return why the table stays in the publication; None if it can leave, or if the source does not
+    answer."""
     from omnisupport_ingest.sources.postgres.session.connection import connect
     from omnisupport_ingest.withdrawal import stays_published
 
@@ -207,7 +212,7 @@ def _stays_published(log: _Log, contract: TableContract) -> str | None:
     try:
         connection = connect(log.dsn)
     except IngestError:
-        # Said where the table is to leave.
+        # Reported later, when the table is taken out.
         return None
     try:
         return stays_published(log.settings, connection, log.settings.publication, contract)

@@ -1,9 +1,9 @@
-"""Spark's Python workers as forks of a process that has imported what their tasks need.
+"""Runs Spark's Python workers as forks of a process that has already imported what their tasks need.
 
-A Spark on this machine starts this program (``spark.python.daemon.module``) in the place of PySpark's own
-daemon. That one leaves every import to its workers, because some libraries start threads, which a fork loses.
+Spark on this machine starts this program (``spark.python.daemon.module``) instead of PySpark's own daemon.
+PySpark's daemon leaves every import to its workers, because some libraries start threads, which a fork loses.
 So each worker spends most of a second of processor time on imports: at the first job, and again whenever
-Spark has ended the workers that were idle for a minute. Here the threads are looked for: where an import
+Spark has ended workers that were idle for a minute. This program checks for such threads: if an import has
 started one that a fork would lose, PySpark's own daemon takes over.
 """
 
@@ -27,7 +27,7 @@ _TASKS = (
     "omnisupport_ingest.lake.standing_task",
     "omnisupport_ingest.cdc.updating",
 )
-"""The worker's program, and the modules of the work that tasks are sent."""
+"""The worker's program, and the modules that tasks need."""
 
 
 def import_tasks() -> list[str]:
@@ -39,11 +39,11 @@ def import_tasks() -> list[str]:
 
 def main() -> None:
     """Serve Spark until it closes this process's input."""
-    # Spark reads the port from the standard output, so nothing else may be written there.
+    # Spark reads the port from standard output, so nothing else may be written there.
     if threads := import_tasks():
         sys.stderr.write(f"Workers import for themselves, as threads run here: {', '.join(threads)}.\n")
         os.execv(sys.executable, [sys.executable, "-m", daemon.__name__, *sys.argv[1:]])  # noqa: S606 - PySpark's
-    # What is shared with the workers stays shared: the collector writes into no page of it.
+    # Memory that is shared with the workers stays shared: the garbage collector must not write to its pages.
     gc.freeze()
     daemon.manager()
 

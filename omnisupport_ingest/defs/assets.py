@@ -66,11 +66,10 @@ class LayerRun:
 class LakeTable:
     """A table of the lake as an asset: what Dagster shows of it, and the layer that makes it.
 
-    ``docs_page``: of ``docs/``, with its anchor. ``upstream``: the asset it is made from.
-    ``contract``: whose columns it has; None for a table that holds
-    the events of all ``contracts``. ``make``: runs the layer. ``is_long``: whether the run, which may be a
-    replay, has minutes of work that nobody waits for. ``extra_metadata``: what every materialization
-    shows besides the checkpoint of its window.
+    ``docs_page``: a page of ``docs/``, with its anchor. ``upstream``: the asset from which it is made.
+    ``contract``: gives its columns; None for a table with the events of all ``contracts``. ``make``: runs the
+    layer. ``is_long``: whether the run, which may be a replay, has minutes of work that nobody waits for.
+    ``extra_metadata``: what every materialization shows besides the checkpoint of its window.
     """
 
     key: dg.AssetKey
@@ -104,7 +103,8 @@ def build_assets(
 
 
 def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.AssetSpec:
-    """Return the asset of what capture writes: a sensor observes it, and Dagster does not materialize it."""
+    """Return the asset of landing, which capture writes: a sensor observes it, and Dagster does not
+    materialize it."""
     source = definition.name
     kinds = {"postgres", "parquet"} if definition.kind is SourceKind.LOG else {"file", "parquet"}
     return dg.AssetSpec(
@@ -197,7 +197,8 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=table.key,
-        # A table that waits for a person makes nothing, and fails no other table's step or run.
+        # A table that waits for a person makes nothing, and does not fail the step of another table or the
+        # run.
         output_required=contract is None,
         dagster_type=keys.NO_VALUE,
         deps=[table.upstream],
@@ -254,7 +255,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
 def _session(
     table: LakeTable, workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool
 ) -> SparkSession:
-    """The session of the run, which the first table decides about."""
+    """Return the session of the run; the first table of the run chooses it."""
     if not has_session() and table.is_long(workspace, replay):
         return session_apart(workspace.settings)
     spark: SparkSession = pyspark.spark_session
@@ -263,7 +264,8 @@ def _session(
 
 @contextmanager
 def _one_task(workspace: Workspace, spark: SparkSession, *, replay: bool) -> Iterator[SparkSession]:
-    """Yield the session; in an ingest run one standing Spark task does the layers' small pieces of work."""
+    """Yield the session. In an ingest run, one standing Spark task does the small pieces of work of the
+    layers."""
     if replay or is_apart() or not has_slot_to_spare(workspace.settings):
         yield spark
         return
@@ -296,7 +298,7 @@ def _mirror(
             checkpoint = with_found(checkpoint, BY_HAND)
         entries[partition] = {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}
     for partition in entries.keys() - {None, *of_run}:
-        # Of an earlier run, which failed after it had folded the window.
+        # Net changes of an earlier run, which failed after it had folded the window.
         context.log_event(
             dg.AssetMaterialization(context.asset_key, partition=partition, metadata=entries.pop(partition))
         )
@@ -308,7 +310,8 @@ def _windows(
 ) -> Sequence[str]:
     """Return the windows of the run; ``BackfillRefused`` if it names none, or one that is no partition.
 
-    A run without windows would record a materialization of no partition, as the newest of the table.
+    A run without windows would record a materialization without a partition, and Dagster would show it as the
+    newest.
     """
     source = context.asset_key.path[0]
     if not (context.has_partition_key_range or context.has_partition_key):
@@ -318,8 +321,8 @@ def _windows(
             "`omnisupport-ingest replay`.",
         )
     asked = context.partition_key_range
-    # The clock of the sensor that asks for new batches may be ahead of this machine's, so the last window of
-    # an ingest run may be ahead.
+    # The clock of the sensor that requests runs may be ahead of this machine's, so the last window of an
+    # ingest run may be ahead.
     if replay or asked.end < asked.start or not partitions.has_partition_key(asked.start):
         refuse_range(partitions, asked.start, asked.end, source)
     windows: Sequence[str] = context.partition_keys
@@ -327,8 +330,10 @@ def _windows(
 
 
 def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, replay: bool) -> None:
-    """Raise if the run's windows may not be rebuilt: ``BackfillsRefused`` if the decision table forbids it,
-    ``WindowSealed`` if all of them are sealed.
+    """Raise if the windows of the run may not be rebuilt.
+
+    Raises ``BackfillsRefused`` if the decision table forbids it, and ``WindowSealed`` if all windows are
+    sealed.
     """
     if _by_hand(context):
         refuse_backfill(workspace.decisions)
@@ -343,7 +348,7 @@ def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> No
     if len(sealed) == len(windows):
         refuse_sealed(workspace, source, windows)
     if sealed and (context.run_id, source) not in _warned:
-        # Every table of the run comes here, and they all leave out the same.
+        # Every table of the run comes here, and all leave out the same windows.
         _warned.add((context.run_id, source))
         named = f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0]
         context.log.warning(f"Left as sealed: {counted(len(sealed), 'window')} of {source}, {named}.")

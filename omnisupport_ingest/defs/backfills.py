@@ -58,8 +58,8 @@ class BackfillStatus:
 class Backfill:
     """A replay of ``windows`` through every layer of ``source``.
 
-    ``reason`` becomes its title and a tag. ``dimension``: rebuild only this one, after the layers upstream;
-    None for all.
+    ``reason``: becomes its title and a tag. ``dimension``: the only dimension to rebuild, after the layers
+    upstream; None: all.
     """
 
     source: str
@@ -97,10 +97,10 @@ def launch_backfill(
             continue
         partitions = graph.get(key).partitions_def
         if partitions is None:
-            # Histories have no windows, and a job of their own.
+            # Histories have no windows; they have a job of their own.
             continue
         if partitions not in of_windows:
-            # All tables have the same windows, and these may be thousands.
+            # All tables have the same windows, and there may be thousands.
             of_windows[partitions] = _subset(partitions, windows, source)
         subsets[key] = of_windows[partitions]
     if not subsets or not windows:
@@ -136,7 +136,8 @@ def _subset(
 def refuse_range(partitions: dg.PartitionsDefinition[Any], first: str, last: str, source: str) -> None:
     """Raise ``BackfillRefused`` if ``first`` to ``last`` is not a range of partitions.
 
-    Dagster itself takes a range that ends before it begins, or that lies ahead, for one without windows.
+    Dagster itself would treat a range that ends before it begins, or lies in the future, as one without
+    windows.
     """
     _refuse_unknown(partitions, [first, last], source)
     # Keys sort as their times do.

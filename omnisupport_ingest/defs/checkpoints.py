@@ -53,8 +53,8 @@ def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace)
 class _Asset:
     """An asset and the table that has its checkpoints.
 
-    ``without``: windows that it does not show yet. ``extra_metadata``: what every materialization shows
-    besides its checkpoint.
+    ``without``: windows that the table does not show yet. ``extra_metadata``: what every materialization
+    shows besides its checkpoint.
     """
 
     key: dg.AssetKey
@@ -80,8 +80,10 @@ def _assets(workspace: Workspace) -> Iterator[_Asset]:
 
 
 def _not_merged(workspace: Workspace, contract: TableContract) -> frozenset[str]:
-    """Return the windows that the dimension should show and does not. Windows that wait for a delayed merge
-    are not among them: they were materialized like others."""
+    """Return the windows that the dimension should show and does not.
+
+    Windows that wait for a delayed merge are not among them: they count as materialized.
+    """
     folded, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
     state = dimension.state(WHOLE_TABLE) if dimension is not None else None
     if folded is not None and waiting_merge(contract, state, folded) is not None:

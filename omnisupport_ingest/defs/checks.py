@@ -27,12 +27,12 @@ from omnisupport_ingest.runtime.spark import LONG_ROWS, has_session, session_apa
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
 FRESH = "fresh"
-"""The check that the service level of a dimension is kept."""
+"""Name of the check that a dimension keeps its service level."""
 
 _CheckKeys = Set[dg.AssetCheckKey]
 
 _Session = Callable[[Workspace, LazyPySparkResource], SparkSession]
-"""Gives the session by which a check reads rows."""
+"""Returns the session with which a check reads rows."""
 
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
@@ -45,14 +45,14 @@ _ENDS = {
 }
 
 _LAST = {"dagster/priority": "-1"}
-"""A run takes its steps one by one; steps with this priority come after those that make tables."""
+"""A run executes its steps one by one; steps with this priority come after those that make tables."""
 
 _TABLES_OF_A_STEP = 16
-"""Tables whose checks are one step. Dagster plans every output of a step, also those that a run leaves out;
-so a run over one table plans the checks of these tables, not of all."""
+"""Number of tables whose checks are one step. Dagster plans every output of a step, even those that a run
+leaves out; so a run over one table plans the checks of these tables, and not of all."""
 
 RETRY_SECONDS = 15.0
-"""How often a run tries its last checks again while it waits for another run that writes its table."""
+"""Seconds between two tries of a run's last checks while another run writes its table."""
 
 _MAX_RETRIES = 100_000
 
@@ -99,7 +99,7 @@ def build_content_checks(contracts: Sequence[TableContract]) -> list[dg.AssetChe
     """
 
     def session(workspace: Workspace, pyspark: LazyPySparkResource) -> SparkSession:
-        # All dimensions of the source: the first check of an audit chooses the session for the others.
+        # Every dimension of the source: the first check of an audit chooses the session for the others.
         if not has_session() and any(_rows(workspace, each) >= LONG_ROWS for each in contracts):
             return session_apart(workspace.settings)
         spark: SparkSession = pyspark.spark_session
@@ -109,7 +109,7 @@ def build_content_checks(contracts: Sequence[TableContract]) -> list[dg.AssetChe
 
 
 def _rows(workspace: Workspace, contract: TableContract) -> int:
-    # A dimension that cannot be read fails its own checks, which say why, and no other.
+    # A dimension that cannot be read fails only its own checks, which say why.
     with suppress(Exception):
         return sum(file.rows for file in workspace.dimension(contract).open().files(WHOLE_TABLE))
     return 0
@@ -243,7 +243,7 @@ def _after_tables(
         context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> Iterator[dg.AssetCheckResult]:
         if _tables_unfinished(context.instance, context.run_id, source, dimensions):
-            # Another run writes the table. If this step slept, the run could do nothing else.
+            # Another run writes the table. While this step sleeps, the run can do nothing else.
             raise dg.RetryRequested(max_retries=_MAX_RETRIES, seconds_to_wait=RETRY_SECONDS)
         yield from findings(_looking_once(context, workspace), context.selected_asset_check_keys)
 
@@ -259,7 +259,7 @@ def _after_tables(
 def _looking_once(
     context: dg.AssetCheckExecutionContext | dg.OpExecutionContext, workspace: Workspace
 ) -> Workspace:
-    """Return the workspace of all checks of logs that a run makes in a row: they look at each table once."""
+    """Return the workspace for all checks of logs that a run makes in a row; it looks at each table once."""
     return workspace.looking_once(f"{context.run.run_id}, checks, {context.retry_number}")
 
 
@@ -310,9 +310,9 @@ def _content_check(
         if leaves_out(context, f"It reads all rows: {keys.audit_job_name(contract.source)} checks it."):
             return
         with named_spark_errors(workspace.settings):
-            # Spark may take a minute to begin, and what chooses it looks at every table in turn.
+            # Spark may take a minute to start, and the choice of a session looks at every table in turn.
             spark = session(workspace, pyspark)
-            # Reading rows may take minutes, so the checks of logs that follow look anew.
+            # Reading rows may take minutes, so later checks of logs look again.
             workspace = workspace.looking_once(f"{context.run.run_id}, {contract.name}, {name}")
             found = finding(workspace, spark, contract)
         yield _result(found, _ERROR, asset=asset, name=name)

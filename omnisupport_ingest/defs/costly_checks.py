@@ -1,9 +1,9 @@
-"""Checks that read rows or ask the source are made only in runs that make no table.
+"""Checks that read rows or query the source are made only in runs that make no table.
 
-A backfill, and Materialize in the UI, select every check of their assets, and Dagster has no way to name
-fewer. So the step of a costly check asks whether its run makes tables, and then yields no result: Dagster
-shows the check as skipped, and its last result counts on. The audit, the comparison, and a check that
-somebody executes by itself select no asset.
+A backfill, and Materialize in the UI, select every check of their assets; Dagster has no way to select fewer.
+So the step of a costly check tests whether its run makes tables. If so, it yields no result: Dagster shows
+the check as skipped, and its last result still counts. The audit, the comparison, and a check that a person
+executes alone select no asset.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import dagster as dg
 
 
 def leaves_out(context: dg.AssetCheckExecutionContext, why: str) -> bool:
-    """Return whether the run makes tables, so that the step looks at nothing; its log says so.
+    """Return whether the run makes tables, so that the step must check nothing; its log says so.
 
-    The check must be one that may yield no result (``can_subset``). ``why``: what the check costs, and which
-    job makes it, as sentences.
+    The check must be allowed to yield no result (``can_subset``). ``why``: sentences that say what the check
+    costs, and which job makes it.
     """
     graph = context.job_def.asset_layer.asset_graph
     if not graph.materializable_asset_keys:

@@ -1,7 +1,7 @@
-"""The documentation as the UI's webserver shows it, below ``/omnisupport``.
+"""The documentation, as the UI's webserver shows it below ``/omnisupport``.
 
-The pages are the Markdown files that came with the program, so they are of the version that runs and need no
-network. Paths are those of the repository, so the links between pages lead where they do there.
+The pages are the Markdown files of the program, so they fit the running version and need no network. Their
+paths are those of the repository, so links between pages work as they do there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BESIDES = frozenset(
         "reports/week03/late_arrival_decision_table.csv",
     }
 )
-"""What pages link to outside of ``docs/``."""
+"""Targets of links to files outside of ``docs/``."""
 
 _SHOWN_AS = {".png": "image/png", ".svg": "image/svg+xml"}
 _FIRST = "docs/index.md"
@@ -54,7 +54,7 @@ def routes() -> list[Route]:
     """Return the routes of the documentation, which come before those of the UI."""
     return [
         Route(DOCUMENTATION, lambda _: RedirectResponse(f"{DOCUMENTATION}/{_FIRST}")),
-        # The repository's own first page: the documentation has another.
+        # Not the first page of the repository: the documentation has its own.
         Route(f"{DOCUMENTATION}/README.md", lambda _: RedirectResponse(f"{DOCUMENTATION}/{_FIRST}")),
         Route(f"{DOCUMENTATION}/{{path:path}}", _answer),
     ]
@@ -73,7 +73,7 @@ def _answer(request: Request) -> Response:
 
 
 def _file(name: str) -> Path | None:
-    """Return the file of the program that has the address ``name``; None for any other."""
+    """Return the file of the program for the address ``name``; None for any other address."""
     if name in _pages() or name in BESIDES:
         file = program_file(name)
         return file if file.is_file() else None
@@ -82,7 +82,7 @@ def _file(name: str) -> Path | None:
 
 @cache
 def _pages() -> frozenset[str]:
-    """Return every page, picture and notebook of ``docs/``: nothing else there is handed out."""
+    """Return the names of all pages, pictures and notebooks of ``docs/``; no other file there is served."""
     folder = program_file("docs")
     found = (each for each in folder.rglob("*") if each.suffix in {".md", ".ipynb", *_SHOWN_AS})
     return frozenset(f"docs/{each.relative_to(folder).as_posix()}" for each in found)
@@ -124,7 +124,7 @@ def anchor(heading: str) -> str:
 
 @cache
 def _markdown() -> MarkdownIt:
-    # HTML in a page is shown as text: nothing here needs it.
+    # HTML in a page is shown as text: no page needs it.
     made = MarkdownIt("commonmark", {"html": False}).enable("table")
     made.add_render_rule("heading_open", _heading)
     return made

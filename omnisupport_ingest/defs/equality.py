@@ -1,8 +1,8 @@
 """Compares source and dimensions: an asset check of every dimension, its job, and a schedule that is off.
 
-The check queries the source, so no run that makes tables makes it. It fails if a key differs at two LSNs
-one after another. A table that cannot be compared now, for example under heavy traffic, has no new result:
-its last one counts on for an hour. After that the check warns.
+The check queries the source, so no run that makes tables makes it. It fails if a key differs at two
+successive LSNs. A table that cannot be compared now, for example under heavy traffic, has no new result, and
+its last one counts for another hour. After that the check warns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, 
 CHECK = "equal_to_source"
 
 STALE_AFTER = timedelta(hours=1)
-"""How long a table may be impossible to compare before the check warns."""
+"""How long it may be impossible to compare a table before the check warns."""
 
 _DEFAULT_MINUTES = 5
 """Interval of the schedule if a person turns it on without setting OMNISUPPORT_VERIFY_MINUTES."""
@@ -115,7 +115,7 @@ def _checked(
     except SourceUnavailable as error:
         why = f"the source does not answer: {error.problem}"
     except PreflightFailed as error:
-        # For example no slot is free: not a fault of the tables, and perhaps soon over.
+        # For example, no slot is free: that is no fault of the tables, and may soon be over.
         why = f"the source is not set up for it: {error.problem}"
     found = [not_comparable(own, each, why) for each in contracts]
     for each in found:

@@ -3,7 +3,7 @@
 Dagster's own freshness policies go by when an asset was materialized. So a backfill of an old window would
 keep them, and a source in which nothing happens would break them. Here the lag counts from the oldest landed
 change that the dimension does not show, whoever materialized what. Runs evaluate the check ``fresh`` as well;
-the sensor records it whenever it changes, also while no run comes about.
+the sensor records each change of its result, even while there are no runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INTERVAL_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class FreshnessCursor(TickCursor):
-    """The tables whose check was red when the sensor recorded it last."""
+    """The tables whose check had failed when the sensor last recorded it."""
 
     red: tuple[str, ...] = ()
 
@@ -39,7 +39,7 @@ def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.Sens
     @dg.sensor(
         name=f"freshness_{source}",
         asset_selection=dg.AssetSelection.assets(*asset_of.values()),
-        # A look costs a few milliseconds for each table.
+        # A look takes a few milliseconds per table.
         minimum_interval_seconds=max(_INTERVAL_SECONDS, len(contracts)),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Keeps the check {FRESH} of the dimensions of {source}: what people read is not older "
@@ -54,7 +54,7 @@ def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.Sens
             return seen.skipping(f"Nothing of {source} has landed.")
         found = tables_fresh(workspace, source, datetime.now(UTC), asset_of)
         red = {name for name, finding in found.items() if not finding.passed}
-        # A table that is well and was well is recorded by its runs.
+        # Runs record the check of a table that was and is fresh.
         changed = sorted(red.symmetric_difference(seen.red) & found.keys())
         cursor = FreshnessCursor(tuple(sorted(red)))
         if not changed:

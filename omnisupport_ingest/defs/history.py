@@ -1,7 +1,7 @@
 """Histories in Dagster: an asset per table with its checks, and a job that updates the histories of a source.
 
-No ingest run waits for a history: the job runs every hour, and whenever a person launches it. Where it has
-millions of rows to make, it has a Spark of its own.
+No ingest run waits for a history: the job runs every hour, and whenever a person launches it. If it has
+millions of rows to make, it gets a Spark of its own.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
     contracts = workspace.contracts.of_source(source)
 
     def is_long(opened: Workspace, replay: bool) -> bool:
-        # All histories of the source: the first that a run makes chooses the session for the others.
+        # Every history of the source: the first that a run makes chooses the session for the others.
         return any(_rows_to_make(opened, each, replay=replay) >= LONG_ROWS for each in contracts)
 
     checks = [check for contract in contracts for check in history_asset_checks(contract)]
@@ -55,7 +55,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
 
 
 def _rows_to_make(workspace: Workspace, contract: TableContract, *, replay: bool) -> int:
-    # A history that cannot be read fails its own step, which says why, and no other.
+    # A history that cannot be read fails only its own step, which says why.
     with suppress(Exception):
         return history.rows_to_make(workspace, contract, replay=replay)
     return 0
@@ -64,7 +64,7 @@ def _rows_to_make(workspace: Workspace, contract: TableContract, *, replay: bool
 def _history(
     workspace: Workspace, contract: TableContract, is_long: Callable[[Workspace, bool], bool]
 ) -> LakeTable:
-    """``dim_<table>_history``: every version of every row; not partitioned."""
+    """Return ``dim_<table>_history``: every version of every row; not partitioned."""
     spec = workspace.history(contract).spec
     return LakeTable(
         key=keys.history_key(contract),
@@ -78,7 +78,7 @@ def _history(
         contract=contract,
         partitions=None,
         lineage=source_lineage(contract),
-        # A click on Materialize rebuilds it, whether or not anything has changed.
+        # Materialize in the UI rebuilds it, whether or not anything has changed.
         make=lambda run: [
             history.materialize(run.workspace, run.spark, contract, run.run_id, replay=run.replay)
         ],

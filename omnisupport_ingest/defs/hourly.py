@@ -1,7 +1,7 @@
-"""What a source runs every hour: its audit and its histories, once something of it has landed.
+"""The hourly jobs of a source, its audit and its histories, once something of it has landed.
 
-The first of both need not wait for their minute: a sensor requests them as soon as every table of the source
-is complete and somebody can look at the UI.
+The first run of each does not wait for its minute: a sensor requests it as soon as every table of the source
+is complete and the UI is running.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def hourly_schedule(source: str, job_name: str, minute: int, description: str) -
 
 
 def hourly_jobs(*made: dg.Definitions) -> list[Any]:
-    """Return the jobs in ``made`` that one of its schedules requests. Dagster does not export their type."""
+    """Return the jobs in ``made`` for which it also has a schedule. Dagster does not export their type."""
     return [
         job
         for each in made
@@ -103,7 +103,7 @@ def first_checks_sensor(jobs: Mapping[str, Sequence[Any]]) -> dg.SensorDefinitio
 
 
 def _complete(workspace: Workspace, source: str) -> bool:
-    """Return whether the lake has every table of ``source`` whole."""
+    """Return whether every table of ``source`` is complete in the lake."""
     if not workspace.landing(source).landed().count:
         return False
     contracts = workspace.contracts.of_source(source)

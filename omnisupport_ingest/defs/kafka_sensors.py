@@ -19,7 +19,7 @@ from omnisupport_ingest.sources.kafka.sync import KafkaReport
 from omnisupport_ingest.wording import counted
 
 TICK_SECONDS = 25.0
-"""How long a tick reads; the next tick continues. Dagster ends a tick after a minute."""
+"""Seconds that a tick reads; the next tick continues. Dagster ends a tick after a minute."""
 
 _LEAST_INTERVAL = 5
 

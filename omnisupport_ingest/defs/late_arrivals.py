@@ -19,7 +19,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.wording import counted
 
 INTERVAL_SECONDS = 30
-"""A replay takes about this long. A tick has a cost, and late events are rare."""
+"""Seconds between ticks. A replay takes about as long; a tick has a cost, and late events are rare."""
 
 
 def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
@@ -73,7 +73,8 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
                 + (" …" if len(replay.windows) > 5 else "")
                 + f"; batches {replay.named_batches}.",
                 tags={
-                    # The tag of runs that a sensor requested: the backfills page then names the sensor.
+                    # Dagster's tag for runs that a sensor requested: with it, the backfills page names the
+                    # sensor.
                     "dagster/sensor_name": f"late_arrivals_{source}",
                     keys.LATE_TAG: str(replay.events),
                     keys.LATE_BATCHES_TAG: replay.named_batches,

@@ -5,9 +5,9 @@ died with the run. Such a run would block the sensor and hold the pools of its t
 run by mistake is worse: its pools would be freed while it still writes. So before its first step a run
 records its process by an identity that does not depend on the clock (``processes``).
 
-Records in a PostgreSQL may have runs of other machines, whose processes nobody sees here. Only for the daemon
-are those lost: there is one (``runtime/records_lease.py``), and it launches every run, so a run of another
-machine is one of a daemon that is gone.
+Records in a PostgreSQL may include runs of other machines, whose processes are not visible here. Only the
+daemon may treat such runs as lost: there is one daemon (``runtime/records_lease.py``), and it launches every
+run, so a run of another machine belongs to a daemon that is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROCESS = re.compile(r"\(pid: (\d+)\)")
 
 
 class _NamesItsProcess(dg.Executor):
-    """An executor in the run's own process that records which process that is, before the first step."""
+    """An executor in the run's own process that records this process before the first step."""
 
     def __init__(self, executor: dg.Executor) -> None:
         self._executor = executor
@@ -72,18 +72,19 @@ run_executor = dg.ExecutorDefinition(
 
 
 def is_elsewhere(process: ProcessIdentity) -> bool:
-    """Whether ``process`` may be one of another machine that has its records in the same PostgreSQL."""
+    """Return whether ``process`` may belong to another machine that has its records in the same
+    PostgreSQL."""
     return STORAGE_URL in os.environ and not process.is_of_this_boot()
 
 
 def end_lost_runs(instance: dg.DagsterInstance, *, elsewhere: bool = False) -> list[str]:
     """Mark the runs whose process has ended as failed, and free their pools; return their ids.
 
-    ``elsewhere``: also those that may run on another machine; for who knows that no other daemon has them.
-    A run without a recorded process is left alone: it is just being started. If only a process number is
-    recorded (by an earlier version, or by Dagster before the run's first step), the process that has the
-    number at the first call counts as the run's and is recorded; a later process with that number does not
-    count.
+    ``elsewhere``: include runs that may be on another machine; only for a caller that knows that no other
+    daemon works with them. A run without a recorded process is not touched: it is just being started. If only
+    a process number is recorded (by an earlier version, or by Dagster before the run's first step), the
+    process that has the number at the first call counts as the run's and is recorded; a later process with
+    that number does not count.
     """
     ended = []
     for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED)):
@@ -96,7 +97,7 @@ def end_lost_runs(instance: dg.DagsterInstance, *, elsewhere: bool = False) -> l
             _record(instance, run.run_id, found)
         if process.lives():
             continue
-        # The pools first: a run that is marked failed is not visited again.
+        # The pools first: a run that is marked as failed is not visited again.
         with failpoint("dagster.pool", run.run_id):
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
         with failpoint("dagster.run_failed", run.run_id):

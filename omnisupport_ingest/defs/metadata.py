@@ -2,8 +2,8 @@
 
 The UI plots only entries of type int and float; a number as text would only be listed.
 
-The imports from ``dagster._core`` are private names. Every run of a table uses them, so tests fail where one
-has moved.
+The imports from ``dagster._core`` are private names. Every run of a table uses them, so tests fail if one has
+moved.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COUNTED: Mapping[str, tuple[str, ...]] = {
     DEDUPED: (*JUDGED, CONTRACT_CHANGE, REVIEW_DECISION, *_OF_EVERY_LAYER),
     NET_CHANGES: _OF_EVERY_LAYER,
 }
-"""The scenarios that a layer counts: of its events, and of rebuilds of its windows."""
+"""The scenarios that a layer counts: of its events, and of the rebuilds of its windows."""
 
 _EVENTS: Mapping[str, Mapping[str, Callable[[Checkpoint], int]]] = {
     RAW: {"events_raw": lambda each: each.raw},
@@ -52,8 +52,8 @@ _EVENTS: Mapping[str, Mapping[str, Callable[[Checkpoint], int]]] = {
     },
     NET_CHANGES: {"events_deduped": lambda each: each.deduped},
 }
-"""The events that a layer counts. Another number would be plotted as a zero that means nothing: raw judges no
-event, and a dimension is made from accepted ones alone."""
+"""The event counts of each layer. Any other count would be plotted as a meaningless zero: raw judges no
+event, and a dimension is made only from accepted ones."""
 
 CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
 """The five entries that every materialization carries."""
@@ -105,7 +105,7 @@ MEANINGS: Mapping[str, str] = {
     "fresh_files": "Files that hold new rows of any keys, beside those that hold a range of keys each.",
     "fresh_rows": "Rows in them.",
 }
-"""What every entry means; the page docs/reference.md shows it."""
+"""The meaning of every entry, shown on the page docs/reference.md."""
 
 
 def checkpoint_metadata(
@@ -138,7 +138,7 @@ def checkpoint_metadata(
         "generation": MetadataValue.int(checkpoint.generation),
     }
     rows = MetadataValue.int(checkpoint.rows)
-    # Dagster shows its own entry as the size of the table; ``dimension_metadata`` knows that of a dimension.
+    # Dagster shows its own entry as the size of the table; for a dimension, ``dimension_metadata`` gives it.
     entries |= {"window_rows": rows} if checkpoint.layer == NET_CHANGES else {"dagster/row_count": rows}
     if checkpoint.watermark is not None:
         lag = (checkpoint.committed_at - checkpoint.watermark).total_seconds()
@@ -178,10 +178,10 @@ def checkpoint_metadata(
 def add_to_materializations(
     context: dg.AssetExecutionContext, entries: Mapping[str | None, Mapping[str, dg.MetadataValue]]
 ) -> None:
-    """Add ``entries`` to the materializations of the step's asset, by partition (None: it has none).
+    """Add ``entries``, by partition (None: the asset has none), to the materializations of the step's asset.
 
-    ``context.add_asset_metadata`` takes one partition at a time, and each time lists all partitions of the
-    run and copies what it was given before.
+    ``context.add_asset_metadata`` takes one partition at a time; each call lists all partitions of the run
+    and copies all earlier entries.
     """
     step = context.get_step_execution_context()
     given = dict(step._metadata_accumulator.per_output_metadata)
@@ -196,7 +196,7 @@ def docs_metadata(page: str) -> Mapping[str, dg.MetadataValue]:
 
 
 def _rules(results: RuleResults) -> Mapping[str, dg.MetadataValue]:
-    """Return what the rules of contracts found, and what they cost."""
+    """Return the results and the cost of the contracts' rules."""
     broken = MetadataValue.int(sum(results.broken.values()))
     entries: dict[str, dg.MetadataValue] = {"rules_broken": broken}
     if results.broken:
@@ -209,9 +209,9 @@ def _rules(results: RuleResults) -> Mapping[str, dg.MetadataValue]:
 def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping[str, dg.MetadataValue]:
     """Return what every materialization of a dimension shows about the whole table.
 
-    That is: how many rows it has, up to where it is complete, how many keys and files its last update
-    changed, and what waits for a delayed merge. Empty if the table does not exist. The entries of a window,
-    such as its content hash, describe its net changes.
+    These are its number of rows, up to where it is complete, the keys and files that its last update changed,
+    and what waits for a delayed merge. Empty if the table does not exist. The entries of a window, such as
+    its content hash, describe its net changes.
     """
     snapshot = workspace.dimension(contract).look()
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
@@ -246,8 +246,8 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
 
 
 def merge_metadata(merge: MergeCost, rows: int) -> Mapping[str, dg.MetadataValue]:
-    """Return what the last update of a dimension cost. ``rows``: of the dimension now."""
-    # An update adds keys and purges others; and the table may have been made anew since, with fewer rows.
+    """Return the cost of the last update of a dimension. ``rows``: the number of its rows now."""
+    # An update adds keys and purges others, and the table may since have been made again with fewer rows.
     most = max(merge.rows, rows, merge.keys)
     return {
         "merge_keys": MetadataValue.int(merge.keys),

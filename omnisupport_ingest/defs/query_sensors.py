@@ -2,9 +2,9 @@
 requests the comparison of its keys when it is due.
 
 The cursor of ``cursor_<source>`` holds, by table, the value of the cursor column up to which everything has
-landed. It moves only when a batch is durable. A cursor that was set back by hand, or lost with a tick that
-died, makes the next tick read again from there; rows that landed before are recognized. A cursor that was set
-ahead is ignored.
+landed. It moves only when a batch is durable. After a cursor was set back by hand, or lost with a tick that
+died, the next tick reads again from there; rows that have landed are recognized. A cursor that was set ahead
+is ignored.
 """
 
 import json
@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.query.sync import SyncReport
 from omnisupport_ingest.wording import counted
 
 TICK_SECONDS = 30.0
-"""How long a tick reads; the next tick continues. Dagster ends a tick after a minute."""
+"""Seconds that a tick reads; the next tick continues. Dagster ends a tick after a minute."""
 
 _LEAST_INTERVAL = 5
 
@@ -66,7 +66,7 @@ def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
 
 
 def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.SensorDefinition | None]:
-    """Return the job that compares the source's keys, and the sensor that requests it (None: no interval is
+    """Return the job that compares the source's keys, and the sensor that requests it (None if no interval is
     set)."""
     name = f"compare_{definition.name}"
 

@@ -1,6 +1,6 @@
 """The report as an asset: the page with plots, written to the home every hour.
 
-`omnisupport-ingest report` writes the same one.
+`omnisupport-ingest report` writes the same page.
 """
 
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def report_page(
 
 
 def build_report() -> dg.Definitions:
-    """The asset, its job and its schedule; the first page is written at minute 20 of an hour."""
+    """Return the asset, its job and its schedule. The first page is written at minute 20 of an hour."""
     job = dg.define_asset_job(
         "write_report",
         selection=[report_page],

@@ -1,11 +1,11 @@
 """Jobs that remove what is old, with their schedules.
 
-``sweep`` deletes replaced files of the lake once they are older than a contract keeps them. It runs every
-hour, as a table of which many rows change replaces its own size within minutes.
+``sweep`` deletes replaced files of the lake once they are older than the contract allows. It runs every hour,
+because a table with many changing rows replaces its own size within minutes.
 
-``retention`` counts every night what contracts give up by age, and removes it only where a setting says so:
-what it removes, nobody brings back. Runs of Dagster are removed only if a setting gives their age in days;
-then the checkpoints in the tables' own logs are reported again, so no partition loses its checkpoint.
+``retention`` counts every night what contracts no longer keep, and removes it only if a setting says so,
+because removal is final. Runs of Dagster are removed only if a setting gives their age in days; then the
+checkpoints in the tables' own logs are reported again, so no partition loses its checkpoint.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -154,7 +154,8 @@ def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: 
     """Delete finished runs that were created before ``before``, with their events; return how many.
 
     Their materializations are deleted with them, so the checkpoints of the lake are reported again. This
-    happens even if there was nothing to delete: an earlier call may have been killed before it.
+    happens even if there was nothing to delete, because an earlier call may have been killed before
+    reporting.
     """
     removed = 0
     while runs := instance.get_run_ids(_old(before), limit=_AT_ONCE):
@@ -167,5 +168,5 @@ def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: 
 
 
 def _old(before: datetime) -> dg.RunsFilter:
-    """Return what finds the finished runs that were created before ``before``."""
+    """Return a filter for the finished runs that were created before ``before``."""
     return dg.RunsFilter(statuses=_FINISHED, created_before=before)

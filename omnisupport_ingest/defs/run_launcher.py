@@ -63,7 +63,7 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
             self._socket, run.run_id, lambda process: self._name(run.run_id, process)
         ):
             return
-        # A fork that was recorded and never began is not the run's process.
+        # The fork was recorded and never began, so it is not the process of the run.
         self._name(run.run_id, None)
         # No failpoint: Dagster's own call, which requests, launches or ends a run.
         super().launch_run(context)
@@ -74,7 +74,7 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         if run is None or run.is_finished or process is None or GRPC_INFO_TAG in run.tags:
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         if is_elsewhere(process):
-            # The machine that runs it can end it; if it is gone, the daemon finds that.
+            # The machine that runs it can end it; if that machine is gone, the daemon notices.
             return False
         _interrupt(self._instance, run, process)
         if not process.lives():
@@ -104,16 +104,16 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
 class PromptRunCoordinator(QueuedRunCoordinator[Any]):
     """Dagster's queue, which an ingest run skips while no run in progress can hold the pools of its tables.
 
-    Ingest runs and those that are tagged ``BESIDE_TAG`` cannot; behind any other the queue holds it back. The
-    latter take no place from ingest runs: a few of them begin at the same minute, and the queue is read only
-    every few seconds. They take places from one another: a history skips the queue only while there is one,
-    and no more of them run than ``dagster.yaml`` allows for their tag.
+    Ingest runs and runs tagged ``BESIDE_TAG`` cannot; behind any other run, an ingest run waits in the queue.
+    Tagged runs take no slots from ingest runs: several of them begin at the same minute, and the queue is
+    read only every few seconds. They share slots among themselves: a history skips the queue only if one is
+    free, and no more of them run than ``dagster.yaml`` allows for their tag.
     """
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
-        # What a person asks for again in the UI comes from a webserver, perhaps on another machine than the
-        # daemon, which alone is to launch runs.
+        # A run that a person requests again in the UI comes from a webserver, perhaps on another machine than
+        # the daemon, and only the daemon may launch runs.
         of_sensor = TAKE_NEW_TAG in run.tags and run.parent_run_id is None
         if run.status is not dg.DagsterRunStatus.NOT_STARTED or not of_sensor:
             # No failpoint: Dagster's own call, which requests, launches or ends a run.

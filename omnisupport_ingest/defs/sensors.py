@@ -34,7 +34,7 @@ INTERVAL_SECONDS = 1
 """Interval for a captured source: a tick may follow at once, because it waits for new batches itself."""
 
 FILES_INTERVAL_SECONDS = 15
-"""The same for a source of files: a tick has a cost, even if nothing ever lands."""
+"""The same for a source of files: a tick has a cost even if nothing ever lands."""
 
 PATIENCE_SECONDS = 30.0
 """How long a tick without work waits for a batch to land, or for the run in progress to end."""
@@ -103,7 +103,7 @@ def wal_batches_sensor(
             return _nothing(reason, cursor, observations)
 
         if history.ingesting():
-            # The cost of a run is mostly fixed, so two at a time would only slow each other down.
+            # Most of the cost of a run is fixed, so two runs at a time would only slow each other down.
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
             reason = f"A run is in progress; the next one takes {counted(pending.batches, 'more batch')}."
             return _nothing(reason, cursor, observations)
@@ -143,7 +143,7 @@ def _request(job: JobContent, pending: Pending, attempt: int, first: str, last: 
     content = job.visiting(pending.tables)
     whole = content == job
     return dg.RunRequest(
-        # Dagster remembers run keys forever, those of failed runs too.
+        # Dagster remembers run keys without end, even those of failed runs.
         run_key=f"{job.source}/{first}/{last}/{pending.last_batch_id}/a{attempt}",
         tags={
             "dagster/asset_partition_range_start": first,

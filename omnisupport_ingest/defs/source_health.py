@@ -24,8 +24,8 @@ CHECK = "source_healthy"
 INTERVAL_SECONDS = 60
 
 _OBSERVED_EVERY_SECONDS = 600
-"""How often an unchanged health is recorded: every tick would fill the event log. A change is recorded at
-once."""
+"""How often an unchanged health is recorded; recording every tick would fill the event log. A change is
+recorded at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The open-source UI draws no graph of columns: it shows ``dagster/column_lineage`` as JSON behind a button. So
 the lineage also stands in the description of each column, which the list of columns on an asset's page shows:
-a column of a dimension or history names its source column, and a column that lands names where it leads to.
+a column of a dimension or history names its source column, and a column of landing names its columns in the
+lake.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> di
 def source_metadata(contracts: Iterable[TableContract]) -> dict[str, Any]:
     """Return the columns that land, as ``<schema>.<table>.<column>``, by the contracts of the source.
 
-    A batch holds them within row images and not as columns of its own.
+    In a batch they are members of row images, not columns.
     """
     columns = [
         dg.TableColumn(
@@ -92,7 +93,7 @@ def _from_source(contract: TableContract, column: Column) -> str:
 
 
 def _to_lake(contract: TableContract, column: Column) -> str:
-    """Return what a column of the source means, and where it leads to in the lake."""
+    """Return what a column of the source means, and which columns of the lake come from it."""
     if column.pii == DROP:
         return _joined(column.description, "Personal, and not in the lake.")
     return _joined(column.description, f"Leads to dim_{contract.name}.{column.name}{_policy(column)}.")

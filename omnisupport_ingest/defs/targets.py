@@ -19,11 +19,11 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
 
 RETRY_SECONDS = 300
-"""How long after a run another one with the same work is requested."""
+"""After this time, another run with the same work is requested."""
 
 _INTERVAL_SECONDS = 15
 _VERSION, _TABLE, _TARGET = "delta_version", "table_id", "target"
-"""Metadata of a sync: the version and the table of the lake, and the target."""
+"""Metadata keys of a sync: the version and the table of the lake, and the target."""
 
 
 def build_targets(workspace: Workspace, source: str) -> dg.Definitions:

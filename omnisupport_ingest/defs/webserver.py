@@ -33,10 +33,10 @@ _OWN_NAMES = ("127.0.0.1", "localhost")
 _DECIDING = ("host", "origin", "content-type", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _SHOWN = 80
-"""Most characters of a refused header that the answer repeats."""
+"""Most characters of a refused header that the answer quotes."""
 
 _HEADERS = (
-    # No other page may show the UI in a frame and make the operator click in it.
+    # No other page may show the UI in a frame and trick the operator into clicking in it.
     (b"x-frame-options", b"SAMEORIGIN"),
     (b"content-security-policy", b"frame-ancestors 'self'"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -47,8 +47,8 @@ _HEADERS = (
 class Asked:
     """The parts of a request that the guard reads.
 
-    ``method``: ``WEBSOCKET`` for the opening of one. ``port``: where this server listens; None if it is no
-    port. ``headers``: lower-case names with all their values.
+    ``method``: ``WEBSOCKET`` for the opening of a WebSocket. ``port``: the port on which this server listens;
+    None if it does not listen on a port. ``headers``: lower-case names with all their values.
     """
 
     method: str
@@ -103,7 +103,7 @@ def refusal(asked: Asked, hosts: frozenset[str]) -> str | None:
 
 def _is_own_origin(origin: str, host: str, own: set[str], hosts: frozenset[str]) -> bool:
     scheme, _, authority = origin.partition("://")
-    # A page of `localhost` may be of another server, on IPv6, and not the UI that 127.0.0.1 shows.
+    # A page of `localhost` may come from another server, on IPv6, than the UI at 127.0.0.1.
     if scheme == "http" and authority == host and host in own:
         return True
     return scheme in ("http", "https") and authority in hosts
@@ -129,7 +129,7 @@ def _hosts_fix(name: str) -> str:
 
 
 class RequestGuard:
-    """ASGI middleware that answers a refused request with 403 and the reason, before Dagster sees it."""
+    """ASGI middleware that answers a refused request with 403 and the reason, before it reaches Dagster."""
 
     def __init__(self, app: App, hosts: frozenset[str] = frozenset()) -> None:
         self._app, self._hosts = app, hosts
@@ -155,7 +155,7 @@ async def _refuse(scope: Scope, send: Send, text: str) -> None:
     kind = "http.response"
     if scope["type"] == "websocket":
         if "websocket.http.response" not in (scope.get("extensions") or {}):
-            # Servers answer a connection that is closed before it was accepted with 403.
+            # If a connection is closed before it was accepted, servers answer with 403.
             await send({"type": "websocket.close", "code": 1008})
             return
         kind = "websocket.http.response"

@@ -1,7 +1,8 @@
-"""What writes the traffic of a demo database: its state as the traffic sees it, its SQL, and what it did.
+"""Writes the traffic of a demo database: its view of the database's state, its SQL, and counts of its
+changes.
 
-An actor knows which keys live and which are gone. A statement changes any number of rows and returns how
-many.
+An actor knows which keys are alive and which are deleted. Each statement may change any number of rows and
+returns how many it changed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from psycopg2.extras import execute_values
 class WorkloadReport:
     """Committed row changes by kind; reports of parts add up with ``+``.
 
-    ``changes`` is what logical decoding sends for them: one for each row inserted, updated or
-    deleted, one for each TRUNCATE. The kinds marked *of which* count only the rows that were
-    changed for that purpose; ordinary traffic may add more of the same.
+    ``changes``: the number that logical decoding sends: one for each row inserted, updated or deleted, and
+    one for each TRUNCATE. The kinds marked *of which* count only rows that were changed for that purpose;
+    ordinary traffic may add more of the same kind.
     """
 
     inserts: int = 0
@@ -35,26 +36,26 @@ class WorkloadReport:
     reinserts: int = 0
     """Inserts of a key that was deleted before."""
     key_changes: int = 0
-    """Updates of a primary key, those of a swap and with an unsent body included."""
+    """Updates of a primary key, including those of a swap and those with an unsent body."""
     key_changes_with_unsent_body: int = 0
     key_swaps: int = 0
-    """Pairs of rows that exchanged their keys, by three updates over a temporary key."""
+    """Pairs of rows that exchanged their keys, by three updates through a temporary key."""
     updates_with_unsent_body: int = 0
-    """Updates that leave a long body, stored out of line, alone; key changes not included."""
+    """Updates that do not touch a long body, stored out of line; without key changes."""
     updates_of_long_body: int = 0
-    """Updates that set a body that was or becomes long."""
+    """Updates that set a body which was or becomes long."""
     updates_to_null: int = 0
     soft_deletes: int = 0
     undeletes: int = 0
     awkward_texts: int = 0
-    """Rows inserted for their quotes, backslashes, control characters, empty text and so on."""
+    """Rows that were inserted for their quotes, backslashes, control characters, empty text and so on."""
     transactions: int = 0
     multi_table_transactions: int = 0
     largest_transaction: int = 0
-    """Changes of the largest transaction (the larger of two, when reports are added)."""
+    """Changes of the largest transaction; when reports are added, the larger of the two."""
     rolled_back_transactions: int = 0
     rolled_back_changes: int = 0
-    """Row changes in rolled-back transactions and savepoints; not in ``changes``."""
+    """Row changes in transactions and savepoints that were rolled back; not part of ``changes``."""
     rolled_back_savepoints: int = 0
 
     @property
@@ -75,9 +76,9 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table that traffic changes. ``name``: with its schema; plain names, as they stand in SQL.
+    """A table with traffic. ``name``: with its schema; plain names, as they stand in SQL.
 
-    ``columns``: those that an insert gives, in order. ``key``: primary key columns with their types.
+    ``columns``: those that an insert gives, in order. ``key``: the primary key columns with their types.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Table:
         return " AND ".join(f"t.{column} = v.{name}::{kind}" for name, (column, kind) in columns)
 
     def insert(self, cursor: Cursor, rows: Sequence[tuple[object, ...]]) -> int:
-        """Insert ``rows``, which have the columns of the table."""
+        """Insert ``rows``, which have the columns of the table; return how many."""
         statement = f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES %s"
         for start in range(0, len(rows), _ROWS_OF_A_STATEMENT):
             part = rows[start : start + _ROWS_OF_A_STATEMENT]
@@ -107,10 +108,10 @@ class Table:
         return len(rows)
 
     def update(self, cursor: Cursor, assignments: str, rows: Sequence[tuple[Key, tuple[object, ...]]]) -> int:
-        """Set columns of the rows with the given keys to values of their own.
+        """Set columns of the rows with the given keys, each to its own values; return how many rows changed.
 
-        ``assignments`` is the SET list over ``v1``, ``v2``, … for the values beside each key, with a
-        cast where the column is not text: ``"priority = v1::smallint"``.
+        ``assignments``: the SET list. ``v1``, ``v2``, … are the values beside each key, with a cast if the
+        column is not text: ``"priority = v1::smallint"``.
         """
         if not rows:
             return 0
@@ -123,7 +124,7 @@ class Table:
         return int(cursor.rowcount)
 
     def delete(self, cursor: Cursor, keys: Sequence[Key]) -> int:
-        """Delete the rows with the given keys."""
+        """Delete the rows with the given keys; return how many."""
         if not keys:
             return 0
         names = ", ".join(self._key_values)
@@ -132,7 +133,8 @@ class Table:
         return int(cursor.rowcount)
 
     def change_key(self, cursor: Cursor, old: Key, new: Key, at: datetime | None = None) -> int:
-        """Give the row ``old`` the key ``new``, and nothing else but, where given, ``updated_at``."""
+        """Give the row ``old`` the key ``new``. Changes nothing else, except ``updated_at`` if ``at`` is
+        given."""
         columns = [column for column, _ in self.key]
         assignments = [f"{column} = %s" for column in columns] + (["updated_at = %s"] if at else [])
         statement = (
@@ -159,17 +161,17 @@ class Keys:
         return key in self._live
 
     def add(self, keys: Iterable[Key]) -> None:
-        """Note rows that were inserted."""
+        """Add the keys of inserted rows."""
         added = list(keys)
         self.live += added
         self._live |= set(added)
 
     def some(self, rng: random.Random, count: int) -> list[Key]:
-        """Up to ``count`` different live keys."""
+        """Return up to ``count`` different live keys."""
         return rng.sample(self.live, min(count, len(self.live)))
 
     def kill(self, rng: random.Random, count: int) -> list[Key]:
-        """Move up to ``count`` live keys to the gone ones and return them."""
+        """Mark up to ``count`` live keys as deleted and return them."""
         chosen = []
         for _ in range(min(count, len(self.live))):
             at = rng.randrange(len(self.live))
@@ -180,14 +182,14 @@ class Keys:
         return chosen
 
     def kill_those(self, keys: Iterable[Key]) -> None:
-        """Move ``keys``, which are live, to the gone ones."""
+        """Mark ``keys``, which are live, as deleted."""
         dead = set(keys)
         self.gone += [key for key in self.live if key in dead]
         self.live = [key for key in self.live if key not in dead]
         self._live -= dead
 
     def revive(self, count: int) -> list[Key]:
-        """Make up to ``count`` gone keys live again, the oldest first, and return them."""
+        """Make up to ``count`` deleted keys live again, the oldest first, and return them."""
         waiting = [key for key in dict.fromkeys(self.gone) if key not in self._live]
         back, self.gone = waiting[:count], waiting[count:]
         self.add(back)
@@ -199,16 +201,16 @@ class Keys:
         self._live.add(new)
 
     def begin_anew(self, keys: list[Key]) -> None:
-        """Take ``keys`` as the live ones, in place of all; those before are forgotten."""
+        """Replace all keys: ``keys`` are the live ones, and earlier ones are forgotten."""
         self.live, self._live = keys, set(keys)
 
 
 class Actor:
-    """A connection to a database with what is needed to make sensible changes to it.
+    """A connection to a database, with what is needed to make sensible changes to it.
 
-    The random numbers depend on ``seed`` and on ``counter``, a sequence of the database that every run moves
-    on: the same seed on the same database gives the same changes, and a second run continues instead of
-    repeating the keys of the first.
+    The random numbers depend on ``seed`` and on ``counter``, a sequence of the database that every run
+    advances. So the same seed on the same database gives the same changes, and a second run continues instead
+    of repeating the keys of the first.
     """
 
     def __init__(
@@ -235,20 +237,20 @@ class Actor:
         return self.rows_of(f"SELECT {table.key_columns} FROM {table.name} ORDER BY {table.key_columns}")
 
     def one(self) -> tuple[object, ...]:
-        """The next row of the cursor."""
+        """Return the next row of the cursor."""
         return cast(tuple[object, ...], self.cursor.fetchone())
 
     def rows_of(self, query: str, parameters: Sequence[object] = ()) -> list[Key]:
-        """Every row that ``query`` finds."""
+        """Return every row that ``query`` finds."""
         # No failpoint: the traffic of the demo, a client of its source.
         self.cursor.execute(query, parameters)
         return [tuple(row) for row in self.cursor.fetchall()]
 
-    # Transactions. Keys are not restored by a rollback: what is to be rolled back leaves them alone.
+    # Transactions. A rollback does not restore the keys, so a block that is rolled back must not change them.
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what the block did, and count it."""
+        """Commit the changes of the block, and count them."""
         yield
         self._connection.commit()
         done = self._open
@@ -263,7 +265,7 @@ class Actor:
 
     @contextmanager
     def rolled_back_transaction(self) -> Iterator[None]:
-        """Take back what the block did."""
+        """Roll back the changes of the block."""
         yield
         self._connection.rollback()
         self.report += WorkloadReport(rolled_back_transactions=1, rolled_back_changes=self._open.changes)
@@ -271,7 +273,7 @@ class Actor:
 
     @contextmanager
     def rolled_back_savepoint(self) -> Iterator[None]:
-        """Take back what the block did, and go on with the transaction around it."""
+        """Roll back the changes of the block, and continue the transaction around it."""
         before, tables = self._open, set(self._changed_tables)
         self.cursor.execute("SAVEPOINT regret")
         yield
@@ -282,11 +284,11 @@ class Actor:
 
     @property
     def done(self) -> int:
-        """Changes so far, those of the open transaction included."""
+        """Number of changes so far, including those of the open transaction."""
         return self.report.changes + self._open.changes
 
     def record(self, report: WorkloadReport) -> None:
-        """Count kinds beside the row counts that the methods below keep."""
+        """Count kinds of changes, in addition to the row counts that the methods below keep."""
         self._open += report
 
     # Changes, counted.
@@ -308,7 +310,7 @@ class Actor:
         self._changed(table, WorkloadReport(truncates=1))
 
     def change_key(self, table: str, old: Key, new: Key, at: datetime | None = None) -> None:
-        """Give a row a new key and touch nothing else, but ``updated_at`` where ``at`` is given."""
+        """Give a row a new key. Changes nothing else, except ``updated_at`` if ``at`` is given."""
         count = self.tables[table].change_key(self.cursor, old, new, at)
         self._changed(table, WorkloadReport(updates=count, key_changes=count))
 

@@ -1,6 +1,6 @@
 """A domain as a value: the tables of a demonstration database, its first rows, and the traffic on it.
 
-``domains.py`` lists those that come with the program. Everything else takes tables by their contracts alone.
+``domains.py`` lists the domains of the program. All other modules know tables only by their contracts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ Action = Callable[[A, int], None]
 """Changes up to the given number of rows of one table in the open transaction."""
 
 Scene = Callable[[A], None]
-"""A few rows and one story, in transactions of its own: what every workload contains, however small."""
+"""A few rows that tell one story, in their own transactions. Every workload, however small, has all
+scenes."""
 
 
 @dataclass(frozen=True)
 class Domain(Generic[A]):
     """A demonstration database.
 
-    ``name``: of the source, and so of its folders in landing and lake. ``title``: for people. ``schema``: of
-    its tables, which ``schema.sql`` in ``package`` makes. ``contracts``: folder of its contracts, relative to
-    the program. ``shown``: the dimension that the demo shows how to read.
+    ``name``: the name of the source, and so of its folders in landing and lake. ``title``: for people.
+    ``schema``: the schema of its tables, which ``schema.sql`` in ``package`` makes. ``contracts``: folder of
+    its contracts, relative to the program. ``shown``: the dimension that the demo shows how to read.
     """
 
     name: str
@@ -48,12 +49,12 @@ class Domain(Generic[A]):
     actor: Callable[[Connection, int], A]
     """Connects the traffic; takes the seed."""
     traffic: Mapping[Action[A], int]
-    """Ordinary actions by their share."""
+    """Ordinary actions → their share of the traffic."""
     before_the_middle: tuple[Scene[A], ...]
     after_the_middle: tuple[Scene[A], ...]
 
     def create(self, connection: Connection) -> bool:
-        """Make schema and tables in the open transaction; False if the schema exists already."""
+        """Make schema and tables in the open transaction. Returns False if the schema exists already."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT FROM pg_namespace WHERE nspname = %s", (self.schema,))
             if cursor.fetchone() is not None:
@@ -62,7 +63,7 @@ class Domain(Generic[A]):
             return True
 
     def prepare(self, dsn: str, seed: int, *, size: int | None = None) -> bool:
-        """Make the tables and fill them in one transaction; False, and no change, if they exist.
+        """Make the tables and fill them in one transaction. Returns False, without any change, if they exist.
 
         The same ``seed`` and ``size`` (rows of ``shown``) give the same rows. Raises ``SourceUnavailable``.
         """

@@ -1,6 +1,4 @@
-"""The demo databases that come with the program. Each is a name that the demo takes; no other module knows
-them.
-"""
+"""The demo databases that come with the program. The demo takes their names; no other module knows them."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class DomainUnknown(IngestError):
 
 
 def domain_called(name: str) -> Domain[Any]:
-    """Return the domain ``name``; ``DomainUnknown`` lists those there are."""
+    """Return the domain ``name``. Raises ``DomainUnknown``, which lists the existing ones."""
     if name not in DOMAINS:
         raise DomainUnknown(
             f"There is no domain {name!r} to demonstrate.", fix=f"Name one of: {', '.join(DOMAINS)}."
@@ -39,7 +37,7 @@ def domain_called(name: str) -> Domain[Any]:
 
 
 def home_of(domain: Domain[Any]) -> Path:
-    """Return the default home of ``domain``: each domain has one of its own."""
+    """Return the default home of ``domain``; each domain has its own."""
     usual: Path = Settings.model_fields["home"].default
     return usual if domain is DEFAULT else usual.with_name(f"{usual.name}-{domain.name}")
 

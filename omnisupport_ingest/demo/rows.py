@@ -1,7 +1,7 @@
-"""What rows of every domain are made of: a random generator, a clock of their own, and awkward texts.
+"""Values for the rows of every domain: from a random generator, a clock, and awkward texts.
 
-The same generator gives the same rows. Times are a clock of the domain's own, not the machine's, so that rows
-do not depend on the day.
+The same generator gives the same rows. Times come from a clock of the domain, not of the machine, so rows do
+not depend on the day.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 LONG_TEXT = 2500
-"""Texts of more bytes than this are surely stored out of line (PostgreSQL's limit is about 2 kB)."""
+"""A text of more bytes is certainly stored out of line (PostgreSQL's limit is about 2 kB)."""
 
 AWKWARD_TEXTS = (
     "",
@@ -32,19 +32,19 @@ AWKWARD_TEXTS = (
     "Zoë Ångström 東京 🎫 e\u0301",
     "\u202eright to left",
 )
-"""Text that breaks careless quoting, escaping, splitting or decoding."""
+"""Texts that break careless quoting, escaping, splitting or decoding."""
 
 ROLLED_BACK = "must never be seen"
-"""Text of rows that were never committed, so that they can be looked for downstream."""
+"""The text of rows that are never committed, so that a search downstream must not find it."""
 
 _EPOCH = datetime(2026, 1, 1, 8, 0, 0, 250_000, tzinfo=UTC)
 
 
 class Rows:
-    """Makes values from ``rng``; every row is one second of the domain's time later than the one before."""
+    """Makes values from ``rng``. Each row is one second of the domain's time later than the one before."""
 
     prose = ""
-    """What long texts are cut from."""
+    """The source from which long texts are cut."""
 
     def __init__(self, rng: random.Random, *, first_second: int = 0) -> None:
         self._rng = rng
@@ -55,7 +55,7 @@ class Rows:
         return self._now
 
     def text(self, ordinary: Sequence[str]) -> str:
-        """One of ``ordinary``, or, one time in twelve, an awkward text."""
+        """Return one of ``ordinary`` or, one time in twelve, an awkward text."""
         return self._rng.choice(AWKWARD_TEXTS if self._rng.random() < 1 / 12 else ordinary)
 
     def long_text(self) -> str:

@@ -18,7 +18,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.session.connection import connect_writer, source_errors
 
 _LARGE_SHARE = 0.10
-"""Part of all changes that is one transaction."""
+"""The share of all changes that one large transaction gets."""
 
 _SMALL_SHARE_OF_TRANSACTIONS = 0.77
 """Transactions of a handful of rows: most of the transactions, about a tenth of the changes."""
@@ -42,8 +42,8 @@ class WorkloadFailed(IngestError):
 class Workload(Generic[A]):
     """Traffic for ``domain`` at ``dsn``, which ``Domain.prepare`` has filled.
 
-    The same ``seed`` on the same content makes the same changes in the same order; only the pace
-    differs. One workload at a time: it keeps account of the keys it made.
+    The same ``seed`` on the same content makes the same changes in the same order, at any pace. Only one
+    workload may run at a time, because it keeps a record of the keys it made.
     """
 
     def __init__(self, domain: Domain[A], dsn: str, seed: int) -> None:
@@ -60,9 +60,9 @@ class Workload(Generic[A]):
     ) -> WorkloadReport:
         """Commit ``changes`` row changes, spread evenly over at least ``min_seconds``.
 
-        All scenes take place, so very small numbers (below about 120) are exceeded. ``on_progress`` gets
-        the number of changes committed so far, after every step. Setting ``stop`` ends the run after the
-        open transaction. Raises ``WorkloadFailed``, or ``SourceUnavailable`` as capture does.
+        All scenes run, so a very small number (below about 120) is exceeded. ``on_progress`` gets the number
+        of changes committed so far, after every step. Setting ``stop`` ends the run after the open
+        transaction. Raises ``WorkloadFailed``, or ``SourceUnavailable`` as capture does.
         """
         stop = stop or threading.Event()
         began = time.monotonic()
@@ -77,7 +77,8 @@ class Workload(Generic[A]):
             return actor.report
 
     def run_forever(self, rate_per_second: float, stop: threading.Event) -> WorkloadReport:
-        """Make about ``rate_per_second`` changes until ``stop`` is set; all scenes every minute or so."""
+        """Make about ``rate_per_second`` changes until ``stop`` is set; all scenes run about once a
+        minute."""
         total = WorkloadReport()
         changes = max(200, round(rate_per_second * _SECONDS_OF_A_ROUND))
         while not stop.is_set():
@@ -90,7 +91,7 @@ class Workload(Generic[A]):
             with source_errors("the demo changed rows"), closing(connect_writer(self._dsn)) as connection:
                 yield self._domain.actor(connection, self._seed)
         except psycopg2.Error as error:
-            # The text of a database error may quote row values: the code says enough.
+            # The text of a database error may quote row values; the code is enough.
             raise WorkloadFailed(
                 f"The source did not take the traffic: {type(error).__name__}"
                 f"{f' (SQLSTATE {error.pgcode})' if error.pgcode else ''}.",
@@ -98,7 +99,8 @@ class Workload(Generic[A]):
             ) from None
 
     def _steps(self, actor: A, changes: int) -> Iterator[Step]:
-        """The run as steps of one scene or one transaction each, in order; scenes at even distances."""
+        """Yield the steps of the run in order, each one scene or one transaction; scenes come at even
+        distances."""
         early, late = self._domain.before_the_middle, self._domain.after_the_middle
         plan: deque[tuple[float, Step]] = deque()
         for number, scene in enumerate(early):
@@ -116,7 +118,7 @@ class Workload(Generic[A]):
                 yield partial(self._traffic, actor, room, changes)
 
     def _traffic(self, actor: A, room: int, changes: int) -> None:
-        """One ordinary transaction of up to ``room`` changes, small or medium."""
+        """Make one ordinary transaction of up to ``room`` changes, small or medium."""
         if actor.rng.random() < _SMALL_SHARE_OF_TRANSACTIONS:
             rows = actor.rng.randint(1, 8)
             self._transaction(actor, min(rows, room), 3)
@@ -125,7 +127,7 @@ class Workload(Generic[A]):
             self._transaction(actor, min(rows, room), 100)
 
     def _transaction(self, actor: A, rows: int, at_once: int) -> None:
-        """One transaction of exactly ``rows`` changes, in statements of up to ``at_once``.
+        """Make one transaction of exactly ``rows`` changes, in statements of up to ``at_once``.
 
         Each statement is of one kind, drawn by its share of ordinary traffic.
         """

@@ -1,4 +1,4 @@
-"""Sends alarms by a command of the operator, a webhook, or both; and heartbeats."""
+"""Sends alarms through a command of the operator, a webhook, or both; and sends heartbeats."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class AlarmNotSent(IngestError):
 
 
 def send_alarm(settings: Settings, document: Mapping[str, Any]) -> bool:
-    """Hand ``document`` to whatever the settings name; whether they name anything.
+    """Send ``document`` to the command and the webhook that the settings name. Returns whether they name any.
 
-    The command reads it as JSON on its standard input; it is posted to the webhook. Both are tried before
-    ``AlarmNotSent`` says what went wrong with which; it repeats neither the address nor what they answered.
+    The command reads it as JSON on its standard input; the webhook gets it as a POST. Both are tried. If
+    one fails, ``AlarmNotSent`` says which and how; it repeats neither the address nor an answer.
     """
     text = json.dumps(document).encode()
     faults = []
@@ -46,7 +46,8 @@ def send_alarm(settings: Settings, document: Mapping[str, Any]) -> bool:
 
 
 def send_heartbeat(settings: Settings) -> None:
-    """Ask the address of the heartbeat, if the settings name one. ``AlarmNotSent`` if it does not answer."""
+    """Request the heartbeat address, if the settings name one. Raises ``AlarmNotSent`` if it does not
+    answer."""
     if settings.heartbeat_url is None:
         return
     fault = _ask(settings.heartbeat_url.get_secret_value(), None, "heartbeat")
@@ -65,7 +66,8 @@ def _run(command: str, text: bytes) -> str | None:
 
 
 def _ask(address: str, text: bytes | None, name: str) -> str | None:
-    """Post ``text`` to ``address``, or get it without one; what went wrong, in words without the address."""
+    """Request ``address``: POST ``text``, or GET if there is none. Returns what went wrong, in words without
+    the address; None if nothing did."""
     if not address.startswith(_SCHEMES):
         return f"The {name} is no http or https address."
     headers = {} if text is None else {"Content-Type": "application/json"}

@@ -1,12 +1,13 @@
-"""What a Spark that is a cluster is given: its own settings from a file, and the code that its tasks run.
+"""What a Spark cluster gets from us: settings from a file of the operator, and the code that its tasks run.
 
-The program knows nothing of a cluster but the address of its master. Whatever else Spark must know (its
-secret, memory, cores, Kubernetes, YARN) stands in a file in the form of Spark's ``spark-defaults.conf``,
-which is handed on as it is. The settings that decide about data stay ours.
+The program knows only the address of a cluster's master. All other settings of the cluster (its secret,
+memory, cores, Kubernetes, YARN) stand in a file in the format of Spark's ``spark-defaults.conf``, which is
+passed on unchanged. The settings that affect data stay ours.
 
-Tasks run this package as the driver has it: it travels with the session as an archive, so executors need no
-installation of ours and never run other code. What it imports (PyArrow, DuckDB, NumPy …) travels not: the
-executors have it by their image, or by Spark's own ``spark.archives`` and ``spark.pyspark.python``.
+Tasks run this package as the driver has it: it goes to the executors as an archive with the session, so
+executors need no installation of it and never run other code. Its dependencies (PyArrow, DuckDB, NumPy …) are
+not sent: the executors have them in their image, or through Spark's own ``spark.archives`` and
+``spark.pyspark.python``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from omnisupport_ingest.runtime.connect_address import by_socket
 from omnisupport_ingest.settings import PREFIX, Settings
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-"""Of these ours come first, and those of the file behind them."""
+"""Settings to which both sides contribute: ours come first, then those of the file."""
 
 PYTHON = "spark.pyspark.python"
-"""Spark's name for the Python that executors run."""
+"""Spark's name for the Python interpreter of the executors."""
 
 _PACKAGE = Path(__file__).parent.parent
 _LONGEST_BYTES = 1024 * 1024
@@ -54,17 +55,17 @@ class SparkPropertiesRefused(IngestError):
 
 
 def is_local(settings: Settings) -> bool:
-    """Whether Spark runs on this machine alone, in one process with its Python workers."""
+    """Whether Spark runs only on this machine, in one process with its Python workers."""
     remote = settings.spark_remote
     local_server = remote is None or by_socket(remote.get_secret_value())
     return local_server and settings.spark_master.startswith("local")
 
 
 def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[str, str]:
-    """Spark's own settings from the file that ``settings`` name; empty without one.
+    """Return Spark's own settings from the file that ``settings`` name; empty without a file.
 
-    ``decided``: names that are the program's to decide. ``SparkPropertiesRefused`` if the file has one of
-    these, or is not in the form of ``spark-defaults.conf``. No value is in the message: it may be a secret.
+    ``decided``: names that only the program may set. Raises ``SparkPropertiesRefused`` if the file has one of
+    them, or is not in the format of ``spark-defaults.conf``. The message has no value, which may be a secret.
     """
     path = settings.spark_properties
     if path is None:
@@ -110,7 +111,7 @@ def _meant(escape: re.Match[str]) -> str:
 
 
 def properties_text(conf: Mapping[str, str]) -> bytes:
-    """``conf`` as the text of a file of properties, as Java's ``Properties.load`` reads it."""
+    """Return ``conf`` as the text of a properties file, as Java's ``Properties.load`` reads it."""
     return "".join(f"{key} {_escaped(value)}\n" for key, value in sorted(conf.items())).encode()
 
 
@@ -118,12 +119,13 @@ def _escaped(value: str) -> str:
     text = value.replace("\\", "\\\\")
     for letter, control in _CONTROLS.items():
         text = text.replace(control, f"\\{letter}")
-    # What a value begins with would count as the end of the name.
+    # Such a first character would count as part of the separator between name and value.
     return f"\\{text}" if text.startswith((" ", "=", ":")) else text
 
 
 def package_archive(folder: Path) -> Path:
-    """Write the package into ``folder`` as a zip archive; its name follows from its content."""
+    """Write the package into ``folder`` as a zip archive whose name is a hash of its content. Returns its
+    path."""
     content = _archived()
     path = folder / f"omnisupport_ingest-{sha256(content).hexdigest()[:16]}.zip"
     with failpoint("runtime.file"):
@@ -133,7 +135,8 @@ def package_archive(folder: Path) -> Path:
 
 @cache
 def _archived() -> bytes:
-    """Return the archive: equal code gives equal bytes, so a session that has them accepts them again."""
+    """Return the archive. Equal code gives equal bytes, so a session that has the archive accepts it
+    again."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for file in sorted(each for kind in ("py", "sql") for each in _PACKAGE.rglob(f"*.{kind}")):
@@ -143,7 +146,7 @@ def _archived() -> bytes:
 
 
 def spark_home_folder() -> Path:
-    """The folder of Spark in the package ``pyspark``, which is not imported for that: services stay small."""
+    """Return Spark's folder in the package ``pyspark``, without importing that: so services stay small."""
     package = importlib.util.find_spec("pyspark")
     assert package is not None and package.origin is not None
     return Path(package.origin).parent

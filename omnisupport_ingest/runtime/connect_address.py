@@ -1,9 +1,9 @@
-"""Where the warm Spark Connect server of a home is reached, and how a client is sure that it is that server.
+"""The address of the warm Spark Connect server of a home, and how a client knows that it reaches that server.
 
-A client of Spark Connect sends its token to whatever listens on the server's port, and after a stop the
-port is anybody's. So clients know no port: they are given a Unix socket in a folder that only the owner of
-the home can enter, and behind it ``connect_server.py`` takes them to the process that it has started, no
-other.
+A client of Spark Connect sends its token to whatever process listens on the server's port, and after the
+server has stopped, any process may. So clients do not know the port. They get a Unix socket in a folder that
+only the owner of the home can enter. Behind it, ``connect_server.py`` connects them only to the process that
+it has started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USER = "omnisupport"
 
 @dataclass(frozen=True)
 class ConnectAddress:
-    """The address of a server: the path of its Unix socket, and the token that it asks its clients for."""
+    """The address of a server: the path of its Unix socket, and the token that its clients must send."""
 
     socket: str
     token: str
@@ -39,17 +39,17 @@ class ConnectAddress:
 
     @property
     def url(self) -> str:
-        """The address as ``OMNISUPPORT_SPARK_REMOTE`` takes it; the token is in it."""
+        """The address in the form of ``OMNISUPPORT_SPARK_REMOTE``; it contains the token."""
         return f"sc://localhost/;{_SOCKET}={quote(self.socket, safe='')};token={self.token}"
 
     def write(self, run_folder: Path) -> None:
-        """Record the address in ``run_folder``, readable by the owner only."""
+        """Record the address in ``run_folder``; only the owner can read it."""
         with failpoint("runtime.file"):
             replace(run_folder / _FILE, encode(self))
 
     @classmethod
     def read(cls, run_folder: Path) -> ConnectAddress | None:
-        """The recorded address if its server is there; nothing if the record is missing or stale."""
+        """Return the recorded address if its server answers; None if the record is missing or stale."""
         try:
             address = read_note(cls, run_folder / _FILE)
         except (OSError, Unreadable):
@@ -63,14 +63,14 @@ class ConnectAddress:
 
 
 def by_socket(url: str) -> bool:
-    """Whether ``url`` names a Unix socket, as that of a ``ConnectAddress`` does."""
+    """Whether ``url`` names a Unix socket, as the URL of a ``ConnectAddress`` does."""
     return _SOCKET in parse_qs(url.partition("/;")[2], separator=";")
 
 
 def socket_channel(url: str, session_id: str) -> DefaultChannelBuilder:
-    """Make the channel to a server whose ``url`` names a Unix socket, for PySpark.
+    """Return PySpark's channel to a server whose ``url`` names a Unix socket.
 
-    ``session_id``: the session of the server that its client is to have, a UUID.
+    ``session_id``: the session that the client uses on the server, a UUID.
     """
     import grpc  # type: ignore[import-untyped]
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -83,8 +83,9 @@ def socket_channel(url: str, session_id: str) -> DefaultChannelBuilder:
             )
             return self._secure_channel(f"unix:{path}", credentials)
 
-    # A session is one user's; the variables that PySpark takes a name from differ between our processes.
+    # A session belongs to one user. The variables from which PySpark takes the user's name differ between our
+    # processes.
     builder = SocketChannelBuilder(f"{url};session_id={session_id};user_id={_USER}")
-    # What stays among the parameters would be sent along with every call.
+    # Every call would send the parameters that are left here.
     path = builder._params.pop(_SOCKET)
     return builder

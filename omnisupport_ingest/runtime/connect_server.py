@@ -1,10 +1,10 @@
-"""The process of the Spark Connect service: it starts the server, and takes clients to it, nowhere else.
+"""The process of the Spark Connect service: it starts the server, and connects clients to that server only.
 
-The server itself listens on a port of loopback. Between its end and its next start any user of the machine
-may listen there, and would be sent the token and the plans of clients that connect again. So every start has
-a fresh port and a fresh token, and clients come over a Unix socket of a private folder. A connection is
-handed on only if the server's own process listens on the port before it is made, and still does after: the
-process listens once in its life, so nothing else can have accepted in between.
+The server itself listens on a loopback port. Between its end and its next start, any user of the machine
+could listen there, and would receive the token and the plans of clients that connect again. So every start
+uses a new port and a new token, and clients come over a Unix socket in a private folder. A connection is
+passed on only if the server's own process listens on the port before the connection is made, and still does
+afterwards. The process listens once in its life, so no other process can have accepted in between.
 
 Run as a service; the settings come from the environment.
 """
@@ -46,14 +46,14 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Backend:
-    """A process that listens, once in its life, on ``port`` of loopback."""
+    """A process that listens on the loopback ``port``, once in its life."""
 
     process: subprocess.Popen[bytes]
     port: int
 
     @property
     def listens(self) -> bool:
-        """Whether this process, and no other, listens on the port at this moment."""
+        """Whether this process, and no other, listens on the port now."""
         if self.process.poll() is not None:
             return False
         try:
@@ -66,11 +66,11 @@ class Backend:
         )
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the process; ``ConnectionError`` if it is not the one that listens."""
+        """Connect to the process. Raises ``ConnectionError`` if another one listens."""
         if not await asyncio.to_thread(lambda: self.listens):
             raise ConnectionError("the server does not listen")
         reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
-        # Nothing has been sent yet: whoever else may have accepted has learned nothing.
+        # Nothing has been sent yet, so another process that accepted has learned nothing.
         if not await asyncio.to_thread(lambda: self.listens):
             writer.close()
             raise ConnectionError("the server has ended")
@@ -78,7 +78,7 @@ class Backend:
 
 
 async def hand_on(backend: Backend, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-    """Carry one connection of a client to ``backend`` and back until either side ends it."""
+    """Pass the bytes of one client's connection to ``backend`` and back, until either side ends it."""
     try:
         server, to_server = await backend.connect()
     except OSError:
@@ -100,13 +100,14 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
-    """Start the server, take clients to it until it ends; returns its exit code as a shell does."""
+    """Start the server and connect clients to it until it ends. Returns its exit code, as a shell does."""
     ConnectAddress.forget(home.run)
     folder = socket_folder(home.run)
     for socket_file in folder.glob(_SOCKET.format("*")):
         # No failpoint: tells what runs now; nothing in it outlives a restart.
         socket_file.unlink()
-    # A fresh name, too: a client of the server before finds nothing, and does not come with an old token.
+    # A new name as well: a client of the previous server finds no socket, and cannot bring its old token
+    # here.
     path = folder / _SOCKET.format(secrets.token_hex(3))
     token, port = secrets.token_urlsafe(24), free_port()
     backend = Backend(_start(settings, home, scratch, token, port), port)
@@ -139,9 +140,9 @@ def _start(
         "spark.app.name": "omnisupport-ingest-connect",
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
-        # The session that all processes share is there however long nothing happens.
+        # The session that all processes share must not expire, however long nothing happens.
         "spark.connect.session.manager.defaultSessionTimeout": "-1",
-        # If somebody took the port meanwhile, the next start chooses another.
+        # If another process takes the port meanwhile, the next start chooses another port.
         "spark.connect.grpc.port.maxRetries": "0",
     }
     properties = home.run / "spark-connect.properties"
@@ -150,13 +151,13 @@ def _start(
     spark_home = spark_home_folder()
     submit = str(spark_home / "bin" / "spark-submit")
     return subprocess.Popen(
-        # The script ends in `exec java`: the process that is started is the JVM itself.
+        # The script ends with `exec java`, so the started process becomes the JVM.
         [submit, "--class", _SERVER_CLASS, "--properties-file", str(properties)],
         env={
-            # Spark connects to no database of ours.
+            # Spark does not connect to any database of ours.
             **without_secrets(os.environ),
             **workers_environment(settings),
-            # Where Spark spills, whatever the machine has set.
+            # Where Spark spills, whatever the machine's environment says.
             "SPARK_LOCAL_DIRS": str(scratch.path),
             "TMPDIR": str(scratch.tmp),
             "SPARK_HOME": str(spark_home),
@@ -170,7 +171,8 @@ def _start(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Run first in the server: have the kernel end it if this process is killed (Linux)."""
+    """Return a function, to run first in the server, by which the kernel ends it if this process dies
+    (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -186,7 +188,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def main() -> int:
-    # What the server and its workers write is the owner's alone, wherever they write it.
+    # Only the owner can read what the server and its workers write, wherever they write it.
     os.umask(0o077)
     settings = Settings()
     home = Home.open(settings.home, settings.window_size)

@@ -1,8 +1,8 @@
-"""Dagster's processes as services: the code server, what starts runs, the daemon, the webserver.
+"""Dagster's processes as services: the code server, the run starter, the daemon, the webserver.
 
-One code server serves the daemon and the webserver, so that the definitions are loaded once. "Reload" in the
-UI loads them again after a contract file was added. The runs are forks of the run starter, which notices
-such a file by itself; where it is not ready they are children of the code server.
+One code server serves the daemon and the webserver, so the definitions are loaded once. After a contract file
+was added, "Reload" in the UI loads them again. Runs are forks of the run starter, which notices such a file
+by itself. If it is not ready, runs are children of the code server.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _QUIET = {"PYTHONWARNINGS": "ignore"}
 """Dagster warns about its own preview features at every start."""
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""NumPy's library of linear algebra starts threads when it is imported; runs use none of it."""
+"""NumPy's library of linear algebra starts threads when it is imported; runs do not use them."""
 
 
 def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str:
-    """Start the code server, the daemon and the UI; return its address once it shows the code location.
+    """Start the code server, the daemon and the UI. Returns the UI's address once it shows the code location.
 
-    Raises ``PortTaken`` before anything starts, ``ServiceFailed`` if one does not become ready.
+    Raises ``PortTaken`` before anything starts, and ``ServiceFailed`` if a service does not become ready.
     """
     port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
     start_dagster_without_ui(supervisor, settings, home)
@@ -72,13 +72,13 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str
 
 
 def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> None:
-    """Start the code server and the daemon alone, which is all that sensors and backfills need."""
-    # What an earlier start was killed over is not needed any more.
+    """Start only the code server and the daemon, which sensors and backfills need."""
+    # Files that an earlier, killed start left behind are not needed any more.
     # No failpoint: scratch files, which the next command removes if this process is killed.
     shutil.rmtree(_temporary(home), ignore_errors=True)
     prepare_dagster(settings, home)
     supervisor.start(code_server(settings, home))
-    # Not waited for: until it is ready, runs are started without it.
+    # Nobody waits for it: until it is ready, runs start without it.
     supervisor.start(run_starter(settings, home))
     socket = code_server_socket(home)
     supervisor.wait(lambda: socket_answers(socket), service="The Dagster code server", seconds=_READY_SECONDS)
@@ -86,14 +86,15 @@ def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: H
 
 
 def stop_dagster(supervisor: Supervisor) -> None:
-    """Stop all of Dagster before what its runs work on. Runs in progress have a few seconds to end; then they
-    are cancelled."""
+    """Stop all of Dagster, before the services that its runs use. Runs in progress have a few seconds to end;
+    then they are cancelled."""
     for name in (WEBSERVER, DAEMON, RUN_STARTER, CODE_SERVER):
         supervisor.stop(name)
 
 
 def prepare_dagster(settings: Settings, home: Home) -> None:
-    """Write the files that Dagster's services of ``home`` begin with; as often as one of them starts."""
+    """Write the files that Dagster's services of ``home`` read at their start. Every start of a service calls
+    it."""
     write_dagster_home(settings, home)
     remove_old_run_logs(home)
     # No failpoint: scratch files, which the next command removes if this process is killed.
@@ -106,7 +107,7 @@ def code_server(settings: Settings, home: Home) -> Service:
 
 
 def run_starter(settings: Settings, home: Home) -> Service:
-    """Return the service that stands ready for runs."""
+    """Return the run starter as a service: the process that is forked for each run."""
     starter = _service(RUN_STARTER, (STARTER, str(run_starter_socket(home))), settings, home)
     return replace(starter, environment={**starter.environment, **_ONE_THREAD})
 
@@ -117,20 +118,20 @@ def daemon(settings: Settings, home: Home) -> Service:
 
 
 def webserver(settings: Settings, home: Home, port: int, listen: str = LOOPBACK) -> Service:
-    """The UI, at ``port`` of the address ``listen``."""
+    """Return the webserver with the UI, at ``port`` of the address ``listen``."""
     command = (GUARDED_WEBSERVER, "-h", listen, "-p", str(port), "-w", _workspace(home))
     return _service(WEBSERVER, command, settings, home)
 
 
 def code_server_socket(home: Home) -> Path:
-    """Return the socket of the code server. It runs code for whoever can connect, so only the owner can."""
+    """Return the socket of the code server. Whoever connects can run code, so only the owner can connect."""
     return socket_folder(home.run) / "dagster-code-server.sock"
 
 
 def code_server_command(socket: Path) -> tuple[str, ...]:
     """Return the module and arguments of the code server."""
     where = ("-s", str(socket), "--use-python-environment-entry-point", "--location-name", LOCATION)
-    # A tick that waits holds a thread, and the UI needs some besides.
+    # A tick that waits holds a thread, and the UI needs some too.
     return ("dagster", "code-server", "start", "-m", DEFINITIONS, *where, "-n", str(_THREADS))
 
 
@@ -138,7 +139,7 @@ def _service(name: str, module: tuple[str, ...], settings: Settings, home: Home)
     return Service(
         name,
         (sys.executable, "-m", *module),
-        # The code server's own child listens on a socket in the temporary folder; runs write there, too.
+        # The code server's own child listens on a socket in the temporary folder, where runs write as well.
         environment=dagster_environment(settings, home) | _QUIET | {"TMPDIR": str(_temporary(home))},
         restart=Backoff(),
     )
@@ -156,7 +157,7 @@ _ANSWER_BYTES = 16 * 1024 * 1024
 
 
 def _shows_location(port: int) -> bool:
-    """Whether the webserver at ``port`` answers GraphQL with a code location."""
+    """Whether the webserver at ``port`` answers a GraphQL query with a code location."""
     question = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
     try:
         with _ask(port, question) as response:
@@ -169,7 +170,7 @@ def _shows_location(port: int) -> bool:
 def _require_guard(port: int, *, seconds: float = _READY_SECONDS) -> None:
     """Raise ``ServiceFailed`` if the webserver answers a request that another web page could have sent.
 
-    So it does if that is not known after ``seconds``.
+    It is raised, too, if that is still unknown after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while (status := _status_for_another_page(port)) is None:
@@ -189,12 +190,13 @@ def _require_guard(port: int, *, seconds: float = _READY_SECONDS) -> None:
 
 
 def refuses_other_pages(port: int) -> bool:
-    """Whether the webserver at ``port`` answers, and refuses what another web page could have sent."""
+    """Whether the webserver at ``port`` answers, and refuses a request that another web page could have
+    sent."""
     return _status_for_another_page(port) == HTTPStatus.FORBIDDEN
 
 
 def _status_for_another_page(port: int) -> int | None:
-    """The status of the answer to a request with a foreign ``Host``; None if there is no answer."""
+    """Return the status of the answer to a request with a foreign ``Host``; None if there is no answer."""
     try:
         with _ask(port, "{ version }", {"Host": "another-page.invalid"}) as response:
             return int(response.status)
@@ -210,5 +212,5 @@ def _ask(port: int, query: str, headers: Mapping[str, str] | None = None) -> Any
         data=json.dumps({"query": query}).encode(),
         headers={"Content-Type": "application/json", **(headers or {})},
     )
-    # A proxy of the environment is not for loopback.
+    # A proxy from the environment must not be used for loopback.
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5)

@@ -1,4 +1,4 @@
-"""Handing the settings of this process to the processes that it starts."""
+"""Passes the settings of this process to the processes that it starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from omnisupport_ingest.settings import PREFIX, Settings
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:
-    """Every setting that has a value as the variable that ``Settings`` reads it from.
+    """Return every setting that has a value, as the environment variable from which ``Settings`` reads it.
 
-    Paths are made absolute, so that a child may have another working directory. Secrets are in
-    the result: it is for the environment of a child, never for a file, a log or a command line.
+    Paths are absolute, so a child may have another working directory. The result contains secrets: it is for
+    the environment of a child, never for a file, a log or a command line.
     """
     environment = {}
     for name in type(settings).model_fields:
@@ -29,13 +29,13 @@ def settings_environment(settings: Settings) -> dict[str, str]:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without the settings that are secret."""
+    """Return ``environment`` without the settings that are secret."""
     secret = secret_variables()
     return {name: value for name, value in environment.items() if name not in secret}
 
 
 def secret_variables() -> frozenset[str]:
-    """The variables of the settings that are secret, for processes that shall not have them."""
+    """Return the variables of the secret settings, for processes that must not have them."""
     return frozenset(
         PREFIX + name.upper()
         for name, field in Settings.model_fields.items()

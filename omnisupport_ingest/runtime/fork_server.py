@@ -1,12 +1,13 @@
-"""A process that stands ready and forks a child for each request, and how it is asked for one.
+"""A server process that forks a child for each request, and the client that sends a request.
 
-Starting Python and importing what a run needs takes seconds, a fork of a process that has done both takes
-milliseconds. What stands ready has one thread of Python and has opened nothing: a fork has only the thread
-that forks, so locks of others would stay locked in it, and connections would be shared.
+Starting Python and importing what a run needs takes seconds; forking a process that has done both takes
+milliseconds. The server has one Python thread and has opened nothing: a fork has only the thread that forks,
+so locks of other threads would stay locked in it, and connections would be shared.
 
-It listens on a Unix socket in a private folder. The client sends a line that says what is wanted; the child
-that is forked for it sends back which process it is, and begins when the client has answered. So whoever
-has not answered knows that nothing was begun, whatever was killed when, and may do the same another way.
+The server listens on a Unix socket in a private folder. The client sends a line with its request. The forked
+child sends back its process identity, and begins when the client has answered. So a client that has not
+answered knows that nothing was begun, whichever process was killed at whatever time, and may do the work in
+another way.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from omnisupport_ingest.processes import ProcessIdentity
 _BEGIN = "begin"
 _LINE_BYTES = 4096
 _REQUEST_SECONDS = 2.0
-"""How long a client may take to say what it wants; others wait meanwhile."""
+"""Seconds that a client may take to send its request; other clients wait meanwhile."""
 
 _ANSWER_SECONDS = 30.0
-"""How long a client waits for the child's line, and the child for the client's answer."""
+"""Seconds that a client waits for the child's line, and the child for the client's answer."""
 
 _FAILED = 70
 _HARMLESS_THREADS = frozenset({"jemalloc_bg_thd"})
@@ -47,12 +48,12 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """The requests that a server forks for, and the conditions under which it does not.
+    """The work that a server forks for, and when it does not.
 
-    ``is_current``: whether what this process has imported is still what a new process would import;
-    ``work``: what a child does about a request, its exit code returned; ``after_failure``: what a further
-    child does when one has ended by a signal or with another code than 0; ``interrupt``: what a further child
-    does to end those that still run ``patience`` seconds after the server was stopped.
+    ``is_current``: whether a new process would import the same code as this one has. ``work``: what a child
+    does for a request; it returns the exit code. ``after_failure``: run in a further child when a child has
+    ended by a signal or with an exit code other than 0. ``interrupt``: run in a further child to end those
+    that still run ``patience`` seconds after the server was stopped.
     """
 
     is_current: Callable[[], bool]
@@ -63,8 +64,8 @@ class Duties:
 
 
 def threads_in_the_way() -> list[str]:
-    """The names of threads, besides this one, that a fork of this process would lose; of libraries on Linux
-    alone."""
+    """Return the names of threads, besides this one, that a fork of this process would lose. Threads of
+    libraries are found only on Linux."""
     main = threading.get_native_id()
     names = {each.native_id: each.name for each in threading.enumerate()}
     if _TASKS.is_dir():
@@ -75,7 +76,7 @@ def threads_in_the_way() -> list[str]:
 
 
 class ForkServer:
-    """Answers requests at the socket ``path`` until it is asked to stop, or is no longer current."""
+    """Serves requests at the socket ``path`` until it is stopped, or its code is no longer current."""
 
     def __init__(self, path: Path, duties: Duties) -> None:
         self._path, self._duties = path, duties
@@ -88,9 +89,10 @@ class ForkServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def serve(self) -> bool:
-        """Until SIGTERM or SIGINT, and then until no child runs (``Duties.interrupt``): returns False.
+        """Serve until SIGTERM or SIGINT, then wait until no child runs (``Duties.interrupt``); returns False.
 
-        True, at once, if it is no longer current: its children go on, and stay this process's.
+        If the code is no longer current, returns True at once; running children continue as children of this
+        process.
         """
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,7 +102,8 @@ class ForkServer:
         self._path.unlink(missing_ok=True)
         self._listener.bind(str(self._path))
         self._listener.listen(64)
-        # Nothing that is here now is looked at by the collector any more: a child would copy it.
+        # The garbage collector ignores all present objects from now on; otherwise a child would copy their
+        # memory.
         gc.collect()
         gc.freeze()
         current = True
@@ -124,7 +127,7 @@ class ForkServer:
         return not current
 
     def _wait_for_children(self, selector: selectors.BaseSelector) -> None:
-        """Until no child runs; those that run longer than ``patience`` are interrupted, once."""
+        """Wait until no child runs. Those that run longer than ``patience`` are interrupted, once."""
         patience: float | None = self._duties.patience
         since = time.monotonic()
         while self._children or self._cleaners:
@@ -137,7 +140,7 @@ class ForkServer:
                 self._cleaners.add(self._fork(lambda: self._clean(self._duties.interrupt)))
 
     def _answer(self) -> bool:
-        """Fork a child for the next client; False if this process is not to be forked any more."""
+        """Fork a child for the next client. Returns False if this process must not be forked any more."""
         client, _ = self._listener.accept()
         with client:
             client.settimeout(_REQUEST_SECONDS)
@@ -146,7 +149,7 @@ class ForkServer:
             except OSError:
                 return True
             if not request:
-                return True  # Somebody looked whether there is anybody.
+                return True  # The client only tested whether a server answers.
             if not self._duties.is_current():
                 return False
             self._children.add(self._fork(lambda: self._serve_client(client, request)))
@@ -183,7 +186,8 @@ class ForkServer:
             _leave(code)
 
     def _reap(self) -> None:
-        """Take the exit codes of children that have ended, also those of this process's earlier image."""
+        """Collect the exit codes of ended children, including those of the program that this process ran
+        before."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 child, status = ended
@@ -199,9 +203,10 @@ class ForkServer:
 
 
 def ask(path: Path, request: str, begin: Callable[[ProcessIdentity], None]) -> bool:
-    """Have the server at ``path`` do ``request`` in a child; False if it has not done it and will not.
+    """Have the server at ``path`` do ``request`` in a child. Returns False if that did not begin and will
+    not.
 
-    ``begin`` is called with the child before it begins; if it raises, the child does nothing.
+    ``begin`` is called with the child before the child begins; if it raises, the child does nothing.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
@@ -223,7 +228,8 @@ def ask(path: Path, request: str, begin: Callable[[ProcessIdentity], None]) -> b
 
 
 def _line(connection: socket.socket) -> str:
-    """The next line of ``connection``, without its end; empty if the other side is gone before it."""
+    """Return the next line of ``connection``, without its end; empty if the other side has closed it
+    before."""
     text = b""
     while not text.endswith(b"\n") and len(text) < _LINE_BYTES:
         piece = connection.recv(_LINE_BYTES)
@@ -234,7 +240,7 @@ def _line(connection: socket.socket) -> str:
 
 
 def _leave(code: int) -> NoReturn:
-    """End a child as a process of its own ends, but for what its parent has still open."""
+    """End a child as a normal process ends, but without closing what its parent still has open."""
     try:
         atexit._run_exitfuncs()
         sys.stdout.flush()

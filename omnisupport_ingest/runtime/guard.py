@@ -1,18 +1,18 @@
-"""The process between the supervisor and one service: nothing of the service outlives it.
+"""The process between the supervisor and one service. It makes sure that no process of the service is left.
 
-Run as a program, not imported. It is two processes, each of which ends the service and everything the
-service started if the other is gone:
+Run as a program, not imported. It is two processes, each of which ends the service and everything the service
+started if the other is gone:
 
-- the *guard* starts the service and hands what it prints to a log that rotates by size. It ends the
-  service when it is told to, when the service's main process ends, and when the supervisor is gone for
-  whatever reason (SIGKILL included): its standard input is a pipe that only the supervisor holds.
+- the *guard* starts the service and writes its output to a log that rotates by size. It ends the service on
+  a signal, when the service's main process ends, and when the supervisor is gone for whatever reason (SIGKILL
+  included): its standard input is a pipe that only the supervisor holds.
 - its parent, the *keeper*, does nothing but wait for the guard.
 
-If the guard is killed, the kernel kills the service's main process, and whatever that had started becomes a
-child of the keeper, daemons in sessions of their own too, and is killed. If the keeper is killed, the guard
-is told by the kernel and kills the same. Only if both are killed at one time a daemon may be left. This rests
-on Linux (``prctl``); elsewhere the death of the guard ends what is in its session, and daemons that left it
-stay.
+If the guard is killed, the kernel kills the service's main process. What that process had started, including
+daemons in sessions of their own, becomes a child of the keeper, which kills it. If the keeper is killed, the
+kernel signals the guard, which kills the same processes. Only if both are killed at the same time may a
+daemon be left. This needs Linux (``prctl``); elsewhere the death of the guard ends the processes in its
+session, and daemons that left the session stay.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _FAILED = 70
 _POLL_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 _GIVE_UP_SECONDS = 10.0
-"""How long SIGKILL is repeated: a process of another user never takes it, nor one that the kernel holds (a
-disk that does not answer) before the kernel lets go of it."""
+"""For how many seconds SIGKILL is repeated. A process of another user never takes it. A process that waits in
+the kernel (for example for a disk that does not answer) takes it only when the kernel returns."""
 
 
 class PidFile:
-    """The file that says which process the service is, for as long as that runs.
+    """The file with the process identity of the service; it exists as long as the service runs.
 
-    A disk that is full is no reason to end the service: it is tried again.
+    A full disk does not end the service: the write is tried again later.
     """
 
     def __init__(self, path: Path, service: int) -> None:
@@ -61,11 +61,11 @@ class PidFile:
         self._written = False
 
     def write(self) -> None:
-        """Write the file unless that is done; try again later if it fails."""
+        """Write the file, if it is not written yet; if that fails, try again later."""
         identity = None if self._written else ProcessIdentity.of(self._service)
         if identity is None:
             return
-        # In one step: a part of it would name another process.
+        # In one step: a partly written file would name another process.
         draft = self._path.with_name(f".{self._path.name}.new")
         with contextlib.suppress(OSError):
             # No failpoint: tells what runs now; nothing in it outlives a restart.
@@ -84,7 +84,7 @@ class Guard:
     """Runs one service to its end; see the module."""
 
     def __init__(self, options: argparse.Namespace, log: RotatingLog, keeper: int) -> None:
-        """``options``: those of the program; ``keeper``: the process that waits for this one."""
+        """``options``: those of the program. ``keeper``: the process that waits for this one."""
         self._log, self._stop_signal, self._grace = log, options.stop_signal, options.grace
         self._keeper = keeper
         self._deadline: float | None = None
@@ -106,7 +106,8 @@ class Guard:
         self._pid_file = PidFile(options.pid_file, self._service.pid)
 
     def run(self) -> int:
-        """Until the service ended and nothing of it is left; returns its exit code, as a shell does."""
+        """Run until the service and everything that it started have ended. Returns the service's exit code,
+        as a shell does."""
         wake, wake_writer = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_writer, False)
@@ -148,7 +149,7 @@ class Guard:
 
     def _stop_if_asked(self) -> None:
         if self._keeper_gone or os.getppid() != self._keeper:
-            # The supervisor takes the service for ended, and may start it again this moment.
+            # From now on the supervisor regards the service as ended, and may start it again at any moment.
             self._keeper_gone = True
             self._kill()
         elif self._stop_asked and self._deadline is None:
@@ -165,7 +166,8 @@ class Guard:
 
 
 def keep(guard: int) -> int:
-    """Wait for the process ``guard``, then end whatever is left below this one; returns its exit code."""
+    """Wait for the process ``guard``, then end all processes that are left below this one. Returns the
+    guard's exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.kill(guard, signal.SIGTERM))
     ended, status = 0, 0
@@ -174,18 +176,19 @@ def keep(guard: int) -> int:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(guard, signal.SIGKILL)
     if survivors := end_descendants(grace=0.0):
-        # If it is the guard that is gone, nobody but the keeper can say it.
+        # If the guard was killed, only the keeper can report it.
         sys.stderr.write(f"{_survivors_line(survivors)}\n")
     return _as_a_shell_has_it(os.waitstatus_to_exitcode(status))
 
 
 def _reap_orphans(service: int) -> None:
-    """Take the exit codes of children that have ended, but for the process ``service``.
+    """Collect the exit codes of ended children, except for the process ``service``.
 
-    They are orphans of the service, and would stay in the list of processes for as long as it runs.
+    These are orphans of the service. Without this they would stay in the process list as long as the service
+    runs.
     """
     if _prctl() is None:
-        return  # They are not adopted by this process.
+        return  # On this system orphans do not become children of this process.
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid == service:
@@ -194,9 +197,9 @@ def _reap_orphans(service: int) -> None:
 
 
 def end_descendants(*, grace: float) -> list[psutil.Process]:
-    """End everything that still runs below this process: SIGTERM, ``grace`` seconds, SIGKILL.
+    """End every process below this one: SIGTERM, after ``grace`` seconds SIGKILL.
 
-    Returns what could not be ended within ``_GIVE_UP_SECONDS``.
+    Returns the processes that did not end within ``_GIVE_UP_SECONDS``.
     """
     if grace:
         survivors = _descendants()
@@ -214,7 +217,7 @@ def end_descendants(*, grace: float) -> list[psutil.Process]:
 
 
 def _survivors_line(survivors: list[psutil.Process]) -> str:
-    """Return a line for people that names the processes that still run."""
+    """Return a line for people that names the processes still running."""
     names = []
     for process in survivors:
         with contextlib.suppress(psutil.Error):
@@ -226,7 +229,8 @@ def _survivors_line(survivors: list[psutil.Process]) -> str:
 
 
 def _descendants() -> list[psutil.Process]:
-    """The processes below this one, by parent alone: psutil's own list also compares times of day."""
+    """Return the processes below this one, found by parent only: psutil's own list also compares times of
+    day."""
     parents: dict[int, list[psutil.Process]] = {}
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
@@ -241,7 +245,7 @@ def _descendants() -> list[psutil.Process]:
 
 
 def _die_with_parent(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send this process ``number`` when ``parent``, its parent, is gone (Linux)."""
+    """Have the kernel send this process the signal ``number`` when its parent ``parent`` is gone (Linux)."""
     if (prctl := _prctl()) is not None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:
@@ -249,14 +253,14 @@ def _die_with_parent(parent: int, number: signal.Signals) -> None:
 
 
 def _adopt_orphans() -> None:
-    """Have what loses its parent below this process become its child, where it is found (Linux)."""
+    """Have orphans below this process become its children, so that it finds them (Linux)."""
     if (prctl := _prctl()) is not None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @cache
 def _prctl() -> Callable[..., int] | None:
-    # Looked up once, before any fork: a child that is about to run a program loads no library.
+    # Loaded once, before any fork: a child that is about to run a program must load no library.
     if platform.system() != "Linux":
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -269,7 +273,7 @@ def _as_a_shell_has_it(code: int) -> int:
 
 
 def _guard(options: argparse.Namespace, keeper: int) -> int:
-    # Its own session: what is sent to the keeper's group is not sent to it as well.
+    # A session of its own: signals to the keeper's process group do not reach it.
     os.setsid()
     _adopt_orphans()
     log = RotatingLog(options.log)

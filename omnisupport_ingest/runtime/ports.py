@@ -1,4 +1,4 @@
-"""TCP ports of loopback: choosing a free one, and refusing a taken one before anything starts."""
+"""TCP ports of loopback: chooses a free port, and refuses a taken one before anything starts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class PortTaken(IngestError):
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; the kernel does not hand it out again at once."""
+    """Return a port that was free a moment ago; the kernel does not give it to another process at once."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def require_port(port: int, variable: str) -> int:
-    """``port`` if it is free, a free one if it is 0; ``PortTaken`` names the ``variable`` to change."""
+    """Return ``port`` if it is free, or a free port if it is 0. Raises ``PortTaken``, which names the setting
+    ``variable``."""
     if port == 0:
         return free_port()
     with socket.socket() as probe:

@@ -1,7 +1,7 @@
-"""Folders that no other user of the machine can look into: for Unix sockets, and for what Spark spills.
+"""Folders that no other user of the machine can enter: for Unix sockets, and for the files that Spark spills.
 
-A socket or a temporary file is made with the rights that the process's umask leaves, in a folder that
-everybody shares unless told otherwise. In a folder of mode 0700 neither matters.
+The rights of a socket or temporary file depend on the umask of its process, and its folder is usually shared
+by all users. In a folder of mode 0700 neither matters.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class NoScratch(IngestError):
 
 
 def socket_folder(run: Path) -> Path:
-    """Return the folder for the sockets of a home: its folder ``run``, unless the path is too long for one.
+    """Return the folder for the sockets of a home: its folder ``run``, if the path is short enough.
 
-    Then it is a private folder in the machine's temporary folder, to which a link in ``run`` leads, so that
+    Otherwise it is a private folder in the machine's temporary folder. A link in ``run`` leads to it, so that
     the next start finds it again.
     """
     if len(os.fsencode(run)) <= _LONGEST_FOLDER:
@@ -56,7 +56,7 @@ def socket_folder(run: Path) -> Path:
 
 
 def remove_socket_folder(run: Path) -> None:
-    """Remove the folder that ``socket_folder`` made outside of the home, if it did."""
+    """Remove the folder that ``socket_folder`` made outside of the home, if there is one."""
     link = run / _LINK
     if link.is_symlink() and _is_private(target := link.readlink()):
         # No failpoint: tells what runs now; nothing in it outlives a restart.
@@ -76,14 +76,16 @@ def socket_answers(path: Path, *, seconds: float = 0.5) -> bool:
 
 @dataclass
 class Scratch:
-    """A folder for what one Spark spills and shuffles. It is this process's, by a lock that ends with it."""
+    """A folder for the files that one Spark spills and shuffles. A lock, which ends with this process, marks
+    it as in use."""
 
     path: Path
     _descriptor: int
 
     @classmethod
     def take(cls, settings: Settings) -> Scratch:
-        """Make a folder, and remove those that killed processes left there; ``NoScratch`` if it fails."""
+        """Make such a folder, and remove those that killed processes left behind. Raises ``NoScratch`` if
+        that fails."""
         parent = settings.spark_local_dir or settings.home / "run"
         parent = parent.expanduser().absolute()
         try:
@@ -96,7 +98,7 @@ class Scratch:
                 path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
                 wait_for_lock(descriptor)
-                # Another start may have taken it for one that was left behind, before it was locked.
+                # Before it was locked, another start may have removed it as left behind.
                 if path.exists():
                     break
                 os.close(descriptor)
@@ -111,7 +113,7 @@ class Scratch:
 
     @property
     def tmp(self) -> Path:
-        """What stands for the machine's temporary folder."""
+        """The folder that Spark uses as the machine's temporary folder."""
         return self.path / "tmp"
 
     def remove(self) -> None:
@@ -122,7 +124,7 @@ class Scratch:
 
 
 def _remove_left_behind(parent: Path) -> None:
-    """Remove the folders in ``parent`` that are ours and that no living process has locked."""
+    """Remove our folders in ``parent`` that no living process has locked."""
     for path in parent.glob(f"{_SCRATCH}*"):
         if not _is_private(path):
             continue
@@ -140,7 +142,7 @@ def _remove_left_behind(parent: Path) -> None:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether ``path`` is a folder, no link, of this user, that nobody else may enter."""
+    """Whether ``path`` is a folder of this user, not a link, that no other user may enter."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,7 +1,8 @@
-"""Runs, ticks and checks as the storage of Dagster's instance has them, read without Dagster or its UI.
+"""Reads runs, ticks and checks from the storage of Dagster's instance, without Dagster or its UI.
 
-Dagster keeps them in SQLite files of the home, or in a PostgreSQL, alike in both (``dagster._core.storage``:
-tables ``runs``, ``job_ticks``, ``instigators``, ``asset_check_executions``, ``daemon_heartbeats``).
+Dagster stores them in SQLite files of the home or in a PostgreSQL, with the same tables
+(``dagster._core.storage``: ``runs``, ``job_ticks``, ``instigators``, ``asset_check_executions``,
+``daemon_heartbeats``).
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SECONDS = 0.3
-"""How long to wait for a file that somebody writes."""
+"""Seconds to wait for a file that another process writes."""
 
 _POSTGRES_SECONDS = 2
-"""How long a PostgreSQL may take to be reached, and for each answer."""
+"""Seconds to wait for a connection to PostgreSQL, and for each answer."""
 
 _RUNS_LOOKED_AT = 300
-"""So many runs back a failed one is told, for hours where an ingest run comes every few seconds."""
+"""Number of past runs among which a failed one is reported: hours, even if an ingest run comes every few
+seconds."""
 
 _GOING_ON = ("STARTED", "CANCELING", "STARTING", "NOT_STARTED", "QUEUED")
 """States of a run that has not ended, the most advanced first."""
@@ -42,7 +44,7 @@ _COLUMNS = "run_id, pipeline_name, status, start_time, end_time, backfill_id"
 class RunSeen:
     """A run. ``job``: its name for people; ``replay`` for the runs of a backfill.
 
-    Times are timezone-aware; ``ended`` is None while it goes on.
+    Times are timezone-aware; ``ended`` is None while the run is in progress.
     """
 
     run_id: str
@@ -62,7 +64,7 @@ class RunSeen:
 
 @dataclass(frozen=True, slots=True)
 class CheckSeen:
-    """The last verdict of a check: ``asset`` with slashes, ``passed``, and what it said."""
+    """The last verdict of a check. ``asset``: its key with slashes. ``said``: the text of the verdict."""
 
     asset: str
     check: str
@@ -73,12 +75,12 @@ class CheckSeen:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the files say: all runs that go on, the started ones first, and then the newest that have ended;
-    of every sensor its last tick; of every check its last verdict; and when the daemon was last alive, None
-    before its first start.
+    """The records of an instance.
 
-    ``failed_jobs``: of each job whose last run that has ended failed, that run. A run that goes on does not
-    make it well again.
+    ``runs``: all runs in progress, the started ones first, then the newest that have ended. ``failed_jobs``:
+    for each job whose last ended run failed, that run; a run in progress does not change that. ``sensors``:
+    the last tick of each. ``checks``: the last verdict of each. ``daemon_at``: when the daemon was last
+    alive; None before its first start.
     """
 
     runs: tuple[RunSeen, ...]
@@ -92,8 +94,10 @@ class Recorded:
         return tuple(each for each in self.checks if not each.passed)
 
     def in_force(self, tables: Collection[tuple[str, str]]) -> Recorded:
-        """Return the same without the checks of other tables than ``tables`` (source, name), and of sources
-        without one: their contracts were withdrawn, and nothing judges them any more.
+        """Return the records without the checks of withdrawn contracts, which nothing judges any more.
+
+        ``tables``: the tables (source, name) that have contracts. Checks of other tables, and of sources
+        without a table, are left out.
         """
         sources = {source for source, _ in tables}
         checks = (each for each in self.checks if _is_in_force(each.asset, tables, sources))
@@ -113,10 +117,12 @@ def _is_in_force(asset: str, tables: Collection[tuple[str, str]], sources: Colle
 
 
 def recorded(folder: Path, storage: SecretStr | None = None, *, most: int = 5) -> Recorded | None:
-    """What the instance in ``folder`` (the home's ``dagster``) has recorded; None if nothing is there yet.
+    """Return what the instance in ``folder`` (the home's ``dagster``) has recorded; None if there is nothing
+    yet.
 
-    ``storage``: the PostgreSQL that it keeps its records in instead; None too if that does not answer.
-    ``most``: how many runs that have ended. What cannot be read, or is of another version, gives nothing.
+    ``storage``: the PostgreSQL with the records, if they are not in the folder; the result is None if it does
+    not answer. ``most``: number of ended runs to return. Records that cannot be read, or are of another
+    version, are left out.
     """
     if storage is not None:
         return _of_postgres(storage, most)
@@ -133,7 +139,7 @@ def recorded(folder: Path, storage: SecretStr | None = None, *, most: int = 5) -
 
 
 _Ask = Callable[..., Iterable[Any]]
-"""Returns the rows of a query and its parameters, each of which stands in it as ``?``."""
+"""Takes a query and its parameters, each a ``?`` in the query; returns the rows."""
 
 _UNREADABLE = (Unreadable, LookupError, TypeError, ValueError)
 
@@ -149,7 +155,7 @@ def _query(file: Path, read: Callable[[_Ask], Iterator[Any]]) -> Sequence[Any]:
 
 
 def daemon_seen(folder: Path, storage: SecretStr | None = None) -> datetime | None:
-    """When the daemon was last alive; None before its first start, or where the records cannot be read.
+    """Return when the daemon was last alive; None before its first start, or if the records cannot be read.
 
     ``folder`` and ``storage``: as of ``recorded``.
     """
@@ -172,7 +178,7 @@ def _of_postgres(storage: SecretStr, most: int) -> Recorded | None:
 
 
 _Read = Callable[[Callable[[_Ask], Iterator[Any]]], tuple[Any, ...]]
-"""Returns what a function finds by its queries; nothing if that cannot be read."""
+"""Returns what a function finds with its queries; nothing if that cannot be read."""
 
 
 def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T | None:
@@ -201,7 +207,7 @@ def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T
 
 
 def _runs(ask: _Ask, most: int) -> Iterator[RunSeen]:
-    """Yield every run that goes on, and the ``most`` newest that have ended."""
+    """Yield every run in progress, and the ``most`` newest that have ended."""
     states = ", ".join("?" for _ in _GOING_ON)
     going_on = ask(
         f"SELECT {_COLUMNS} FROM runs WHERE status IN ({states}) ORDER BY id DESC", list(_GOING_ON)
@@ -274,7 +280,7 @@ def _of_seconds(value: float | None) -> datetime | None:
 
 
 def _of_text(moment: str | datetime | None) -> datetime | None:
-    """A time as SQLAlchemy writes it: UTC without a zone, to SQLite as text."""
+    """Return a time from SQLAlchemy's text: UTC without a zone; SQLite stores it as text."""
     if isinstance(moment, str):
         moment = datetime.fromisoformat(moment)
     return None if moment is None else moment.replace(tzinfo=UTC)

@@ -1,11 +1,11 @@
-"""One daemon for one set of Dagster's records: a lock of the PostgreSQL that keeps them.
+"""A lock in the PostgreSQL of Dagster's records, so that only one daemon works with them.
 
-Machines with homes of their own may keep their lake in one bucket and Dagster's records in one PostgreSQL.
-Two daemons at once would request every run twice and end each other's runs. So a daemon holds a lock of that
-database first, by a session of its own; the next one stands by until that session ends, however it does.
+Machines with homes of their own may share a lake in one bucket and Dagster's records in one PostgreSQL. Two
+daemons at once would request every run twice and end each other's runs. So a daemon first takes a lock in
+that database, with a session of its own; another daemon waits until that session ends, for whatever reason.
 
-Who has the lock is a matter of the server alone: no clock of a machine decides. A daemon whose session is
-lost ends within seconds. One that hangs, and gives no heartbeat, loses its session to who stands by.
+Only the server decides who has the lock; no machine's clock does. A daemon whose session is lost ends within
+seconds. If a daemon hangs and sends no heartbeat, a waiting daemon ends its session.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
 _LOCK = (0x6F6D6E69, 1)
-"""The two numbers of the advisory lock. Such locks are of one database."""
+"""The two numbers of the advisory lock. An advisory lock is per database."""
 
 _LOOK_SECONDS = 5.0
-"""How often the holder looks whether it still has its session, and who stands by whether it is free."""
+"""Seconds between two checks: the holder checks its session, a waiting daemon checks the lock."""
 
 _ANSWER_SECONDS = 5
 
 HUNG_SECONDS = 300
-"""Dagster's daemon notes every 30 seconds that it is alive. After so long without, it loses the lock."""
+"""Dagster's daemon records a heartbeat every 30 seconds. Without one for so long, it loses the lock."""
 
 _NAME = "omnisupport_ingest: daemon on "
 
 _KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-"""Each end notices within half a minute that the other machine is gone: libpq's settings, in seconds, which
-the server has too."""
+"""libpq's settings, in seconds, which the server uses too: each side notices within half a minute that the
+other machine is gone."""
 
 _HOLDER = """
 SELECT a.pid, a.application_name, a.backend_start
@@ -60,10 +60,11 @@ class RecordsLease:
 
     @classmethod
     def wait_for(cls, url: str, report: Callable[[str], None]) -> Self:
-        """Take the lock of the records at ``url``, and wait for it while another daemon has it.
+        """Take the lock of the records at ``url``; wait while another daemon has it.
 
-        ``report`` is called once with whom it waits for. Each try has a session of its own, so the holder's
-        session began when it got the lock. ``psycopg2.Error`` where the server does not answer.
+        ``report`` is called with the daemon that it waits for, and when the wait is over. Each try uses a new
+        session, so the holder's session began when it got the lock. Raises ``psycopg2.Error`` if the server
+        does not answer.
         """
         waits_for = None
         while True:
@@ -83,7 +84,7 @@ class RecordsLease:
             time.sleep(_LOOK_SECONDS)
 
     def keep(self, lost: Callable[[], None]) -> None:
-        """Call ``lost``, on a thread, as soon as the session has ended: another daemon may go on then."""
+        """Call ``lost``, on a thread, as soon as the session has ended: another daemon may then take over."""
         threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
 
     def _watch(self, lost: Callable[[], None]) -> None:
@@ -99,7 +100,7 @@ class RecordsLease:
 
 
 def daemon_of(url: str) -> str | None:
-    """The machine whose daemon works with the records at ``url`` now; None if there is none."""
+    """Return the machine whose daemon works with the records at ``url`` now; None if there is none."""
     session = _session(url)
     try:
         with session.cursor() as cursor:
@@ -133,7 +134,7 @@ def _held_by(cursor: Any) -> str | None:
 
 
 def _end_hung(cursor: Any) -> None:
-    """End the session of a holder that has had the lock for long and whose heartbeats are as old."""
+    """End the session of a holder that has had the lock for long and has sent no heartbeat for as long."""
     cursor.execute("SELECT to_regclass('daemon_heartbeats')")
     if cursor.fetchone() != (None,):
         # No failpoint: the session of a process that hangs; who is killed here leaves it to the next look.

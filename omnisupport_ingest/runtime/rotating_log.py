@@ -1,7 +1,7 @@
-"""A log that never ends what it logs: writing to it raises nothing, whatever the disk does.
+"""A log that never ends the process that writes it: writing raises nothing, whatever the disk does.
 
-What cannot be written is counted, and the log says so in a line of its own as soon as it can be written to
-again: how many bytes are missing there, since when, and why.
+Bytes that cannot be written are counted. As soon as the log can be written again, a line in it says how many
+bytes are missing there, since when, and why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOGS_KEPT = 3
 
 @dataclass
 class _Missing:
-    """Bytes in a row that could not be written, since when, and what the system said last."""
+    """A run of bytes that could not be written: how many, since when, and the system's last error."""
 
     size: int
     since: datetime
@@ -37,7 +37,7 @@ class RotatingLog:
     """A file that is renamed to ``.1``, ``.2``, … when it grows over ``limit`` bytes."""
 
     def __init__(self, path: Path, *, limit: int = LOG_BYTES, kept: int = LOGS_KEPT) -> None:
-        """Open the file at once, if that can be done; readable by its owner only."""
+        """Open the file at once, if possible; only its owner can read it."""
         self._path, self._limit, self._kept = path, limit, kept
         self._descriptor: int | None = None
         self._missing: _Missing | None = None
@@ -46,7 +46,7 @@ class RotatingLog:
             self._open()
 
     def write(self, data: bytes) -> None:
-        """Write ``data``, or count what of it cannot be written."""
+        """Write ``data``, or count the bytes that cannot be written."""
         self.catch_up()
         if self._missing is not None:
             self._missing.size += len(data)
@@ -63,7 +63,7 @@ class RotatingLog:
             self._missing = _Missing(len(rest), datetime.now(UTC), error.strerror or type(error).__name__)
 
     def catch_up(self) -> None:
-        """Write a line on the missing bytes, if there are any and the line can be written now."""
+        """Write the line about missing bytes, if there are any and it can be written now."""
         if self._missing is None:
             return
         note = (b"" if self._line_ended else b"\n") + self._missing.note
@@ -72,7 +72,7 @@ class RotatingLog:
             size = os.fstat(descriptor).st_size
             # No failpoint: logs.
             if os.write(descriptor, note) < len(note):
-                # A part of it would be repeated at every try.
+                # Undo a partial write, which would be repeated at every try.
                 os.ftruncate(descriptor, size)
                 return
         except OSError as error:

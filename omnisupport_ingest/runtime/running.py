@@ -1,4 +1,4 @@
-"""What of the platform runs at this moment, as its pid files say."""
+"""Which processes of the platform run now, according to their pid files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LARGEST_PORT = 65_535
 
 
 def running_services(run_folder: Path) -> dict[str, int]:
-    """The supervised services that live, by name, with their process ids."""
+    """Return the process ids of the supervised services that are alive, by name."""
     pids = {}
     for path in sorted(run_folder.glob("*.pid")):
         try:
             service = ProcessIdentity.parse(read_file(path, limit=_RECORD_BYTES).decode())
         except (OSError, ValueError):
-            # It is being written or removed.
+            # The file is just being written or removed.
             continue
         if service is not None and service.lives():
             pids[path.stem] = service.pid
@@ -36,7 +36,7 @@ def running_services(run_folder: Path) -> dict[str, int]:
 
 
 def record_service(run_folder: Path, name: str) -> None:
-    """Note that this process is the service ``name``, as its guard would under a supervisor."""
+    """Record that this process is the service ``name``, as its guard would under a supervisor."""
     me = ProcessIdentity.of(os.getpid())
     assert me is not None
     with failpoint("runtime.file"):
@@ -44,14 +44,15 @@ def record_service(run_folder: Path, name: str) -> None:
 
 
 def note_stopping(run_folder: Path, name: str) -> None:
-    """Note that this process, the service ``name``, is stopping, and waits for what others do for it."""
-    # Without the note, what waits for news goes on for its time, as it always may.
+    """Record that this process, the service ``name``, is stopping and waits for work that others do for
+    it."""
+    # If the note cannot be written, a tick that waits for news waits for its whole time.
     with contextlib.suppress(OSError), failpoint("runtime.file"):
         replace(run_folder / f"{name}.stopping", f"{ProcessIdentity.current().text}\n".encode())
 
 
 def is_stopping(run_folder: Path, name: str) -> bool:
-    """Whether the service ``name`` is ending: nobody who works for it is to wait for news any more."""
+    """Whether the service ``name`` is stopping: then its workers must not wait for news any more."""
     try:
         text = read_file(run_folder / f"{name}.stopping", limit=_RECORD_BYTES).decode()
         service = ProcessIdentity.parse(text)
@@ -61,7 +62,7 @@ def is_stopping(run_folder: Path, name: str) -> bool:
 
 
 class Beat:
-    """Notes every few seconds that the loop which calls it goes round, for processes that watch it."""
+    """Records every few seconds that the loop which calls it still runs, for processes that watch it."""
 
     def __init__(self, run_folder: Path) -> None:
         self._file, self._due = run_folder / _BEAT_FILE, 0.0
@@ -69,14 +70,14 @@ class Beat:
     def __call__(self) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + _BEAT_SECONDS
-            # A full disk is told of elsewhere.
+            # A full disk is reported elsewhere.
             with contextlib.suppress(OSError):
                 # No failpoint: a time, which the next beat renews.
                 self._file.touch(mode=0o600)
 
 
 def seconds_since_beat(run_folder: Path) -> float | None:
-    """How long ago the loop of `up` went round; None if none ever has."""
+    """Return the seconds since the loop of `up` last ran; None if it never did."""
     try:
         return max(0.0, time.time() - (run_folder / _BEAT_FILE).stat().st_mtime)
     except OSError:
@@ -84,13 +85,13 @@ def seconds_since_beat(run_folder: Path) -> float | None:
 
 
 def record_ui_port(run_folder: Path, port: int) -> None:
-    """Note where the Dagster UI listens, for processes that did not start it."""
+    """Record the port of the Dagster UI, for processes that did not start it."""
     with failpoint("runtime.file"):
         replace(run_folder / _PORT_FILE, str(port).encode())
 
 
 def ui_port(run_folder: Path) -> int | None:
-    """The port of loopback where the Dagster UI listens, if it runs and answers."""
+    """Return the loopback port of the Dagster UI, if it runs and answers; else None."""
     if "dagster-webserver" not in running_services(run_folder):
         return None
     port = _number(run_folder / _PORT_FILE, _LARGEST_PORT)
@@ -98,7 +99,8 @@ def ui_port(run_folder: Path) -> int | None:
 
 
 def _number(path: Path, largest: int) -> int | None:
-    """The number from 1 to ``largest`` that is all of the file; None if it is none."""
+    """Return the number from 1 to ``largest`` that is the whole content of the file; None if it is no such
+    number."""
     try:
         text = read_file(path, limit=_RECORD_BYTES).decode().strip()
     except (OSError, ValueError):

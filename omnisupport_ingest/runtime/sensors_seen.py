@@ -1,4 +1,4 @@
-"""The sensors of a running platform, as its Dagster UI tells of them (Dagster's GraphQL API)."""
+"""The sensors of a running platform, read from its Dagster UI (Dagster's GraphQL API)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _QUESTION = """{ repositoriesOrError { ... on RepositoryConnection { nodes { sen
 
 @dataclass(frozen=True, slots=True)
 class SensorSeen:
-    """A sensor. ``running`` is false if somebody stopped it.
+    """A sensor. ``running``: False if a person stopped it.
 
-    ``tick`` is what came of its last tick (``SUCCESS``, ``SKIPPED``, ``FAILURE``, ``STARTED``), null
-    before the first; ``said`` why it asked for nothing.
+    ``tick``: the result of its last tick (``SUCCESS``, ``SKIPPED``, ``FAILURE``, ``STARTED``); None before
+    the first. ``said``: why the tick requested nothing.
     """
 
     name: str
@@ -35,24 +35,24 @@ class SensorSeen:
 
 
 def sensors_seen(port: int, *, seconds: float = 0.7) -> tuple[SensorSeen, ...] | None:
-    """Every sensor that the UI at ``port`` of loopback knows; None if it does not answer in time."""
+    """Return every sensor of the UI at the loopback ``port``; None if it does not answer in time."""
     request = urllib.request.Request(
         f"http://{LOOPBACK}:{port}/graphql",
         data=json.dumps({"query": _QUESTION}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    # A proxy of the environment is not for loopback.
+    # A proxy from the environment must not be used for loopback.
     open_directly: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     try:
         with open_directly(request, timeout=seconds) as response:
             return tuple(read_answer(parse_json(response.read(_ANSWER_BYTES))))
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError, OverflowError):
-        # Whoever answers at that port, it is not the UI of this home.
+        # Another program answers at that port, not the UI of this home.
         return None
 
 
 def read_answer(answer: dict[str, Any]) -> Iterator[SensorSeen]:
-    """The sensors in an answer of Dagster."""
+    """Yield the sensors in an answer of Dagster."""
     for repository in answer["data"]["repositoriesOrError"]["nodes"]:
         for sensor in repository["sensors"]:
             state = sensor["sensorState"]

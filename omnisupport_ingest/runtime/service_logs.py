@@ -1,11 +1,11 @@
-"""The logs of a home's services: which there are, their last lines, what is written to them next, and errors.
+"""The logs of a home's services: which exist, their last lines, new lines as they come, and errors.
 
-A log is one file and its older parts (``.1`` is the newest of them), as ``guard.py`` rotates it. None is
-ever read whole into memory.
+A log is one file and its older parts (``.1`` is the newest of them), as ``guard.py`` rotates it. No log is
+read into memory as a whole.
 
-Lines are joined to entries: an error with its traceback, its fix and whatever else belongs to it. The
-services log in ways of their own: Dagster, Spark and PostgreSQL begin an entry with a time, our commands
-print lines without one. An entry goes on until the next line that begins one.
+Lines are joined to entries: an error with its traceback, its fix and the other lines that belong to it. The
+formats differ: Dagster, Spark and PostgreSQL begin an entry with a time; our commands print lines without
+one. An entry ends before the next line that begins one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import BinaryIO, Self
 
 _BLOCK = 64 * 1024
 _LONGEST_LINE = 16 * 1024
-"""Bytes after which a line without an end is taken for one."""
+"""Most bytes of a line; without an end after so many, a line is cut there."""
 
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-"""All control characters but the tab."""
+"""All control characters except the tab."""
 
 SERVER = "postgres-server"
-"""The embedded PostgreSQL's own log; ``postgres`` is that of the process that watches over it."""
+"""The embedded PostgreSQL's own log; ``postgres`` is the log of the process that watches it."""
 
 LONGEST = 500
-"""Lines of an entry that are kept; what is beyond them is counted, not kept."""
+"""Most lines of an entry that are kept; further lines are only counted."""
 
 _BEGINS = ("Error: ", "Refused: ")
-"""What a problem of ours begins with."""
+"""The beginning of one of our problems."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 _ERROR = re.compile(
@@ -45,12 +45,12 @@ _CONTINUES = re.compile(
     r"|The above exception was|\.\.\. \d+ more"
 )
 _BESIDE = re.compile(r".*\] (?:DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION): ")
-"""What PostgreSQL adds to a message, each with a time of its own."""
+"""Additions of PostgreSQL to a message; each comes with a time of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLog:
-    """The log of one ``component``. ``path``: the part that is written to now, which may be about to come."""
+    """The log of one ``component``. ``path``: the part that is written now; it may not exist yet."""
 
     component: str
     path: Path
@@ -64,12 +64,12 @@ class ServiceLog:
 
     @property
     def last_written(self) -> float:
-        """Seconds since the epoch; 0 for a log that has just gone."""
+        """When the log was last written, in seconds since 1970; 0 if it has just been removed."""
         return max((_modified(part) for part in self.parts), default=0.0)
 
 
 def service_logs(home: Path) -> list[ServiceLog]:
-    """The logs in the home at ``home``, those with nothing in them left out; the last written comes last."""
+    """Return the logs in the home at ``home``, without empty ones; the last written comes last."""
     logs = [ServiceLog(path.stem, path) for path in (home / "logs").glob("*.log")]
     server = home / "postgres" / "postgres.log"
     if server.exists():
@@ -79,7 +79,7 @@ def service_logs(home: Path) -> list[ServiceLog]:
 
 
 def last_lines(log: ServiceLog, count: int) -> Iterator[str]:
-    """The last ``count`` lines of ``log``, from its older parts too, the oldest first."""
+    """Yield the last ``count`` lines of ``log``, the oldest first, from its older parts if necessary."""
     wanted, starts = count, deque[tuple[Path, int]]()
     for part in reversed(log.parts):
         if wanted <= 0:
@@ -95,7 +95,7 @@ def last_lines(log: ServiceLog, count: int) -> Iterator[str]:
 
 
 def last_errors(log: ServiceLog, count: int) -> list[list[str]]:
-    """The last ``count`` errors in ``log``, the oldest first, each with all of its lines."""
+    """Return the last ``count`` errors in ``log``, the oldest first, each as a list of its lines."""
     blocks: list[list[str]] = []
     for part in reversed(log.parts):
         entries = Entries()
@@ -113,7 +113,7 @@ class Follower:
     """Follows a log through its rotations; a context manager."""
 
     def __init__(self, log: ServiceLog, *, from_start: bool = False) -> None:
-        """``from_start``: the log has come while others were followed, so all of it is new."""
+        """``from_start``: the log appeared while others were followed, so all of its lines are new."""
         self._path = log.path
         self._begun = b""
         self._file = _opened(self._path)
@@ -128,10 +128,10 @@ class Follower:
             self._file.close()
 
     def new_lines(self) -> Iterator[str]:
-        """The lines that were ended since the last call."""
+        """Yield the lines that were completed since the last call."""
         yield from self._read()
         if self._replaced():
-            # The part that was renamed may have got lines after they were read.
+            # The renamed part may have got further lines after it was last read.
             yield from self._read()
             if self._file is not None:
                 self._file.close()
@@ -145,7 +145,7 @@ class Follower:
             status = os.stat(self._path)
         except FileNotFoundError:
             return False
-        # The server's log is emptied in place, the others are renamed.
+        # The server's log is truncated in place; the others are renamed.
         return status.st_ino != os.fstat(self._file.fileno()).st_ino or status.st_size < self._file.tell()
 
     def _read(self) -> Iterator[str]:
@@ -157,12 +157,12 @@ class Follower:
 
 
 def _start_of_last(path: Path, count: int) -> tuple[int, int]:
-    """Where the last ``count`` lines of ``path`` begin, as an offset, and how many there are of them."""
+    """Return the offset at which the last ``count`` lines of ``path`` begin, and how many lines there are."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         if end == 0:
             return 0, 0
-        # The end of the last line is none between two lines.
+        # The end of the last line does not separate two lines.
         at, seen = end - 1, 0
         while at > 0:
             begin = max(0, at - _BLOCK)
@@ -188,7 +188,7 @@ def _lines(path: Path, start: int) -> Iterator[str]:
 
 
 def _text(line: bytes) -> str:
-    """``line`` without its end, without colours, and without what could steer a terminal."""
+    """Return ``line`` without its end, its colours, and characters that could control a terminal."""
     return _CONTROL.sub("", _COLOUR.sub("", line.decode(errors="replace")))
 
 
@@ -214,17 +214,17 @@ def _size(path: Path) -> int:
 
 
 class Entries:
-    """Takes one log, line by line and without their ends, and gives it back by entries."""
+    """Takes the lines of one log, without their ends, one by one, and yields them as entries."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._left_out = 0
         self._is_error = self._timed = False
-        # A problem goes on until its fix, a traceback until the line that names the exception.
+        # A problem ends with its fix; a traceback ends with the line that names the exception.
         self._in_problem = self._in_traceback = False
 
     def errors(self, line: str) -> Iterator[list[str]]:
-        """The entry that ``line`` ends, if that is an error."""
+        """Yield the entry that ``line`` ends, if it is an error."""
         if self._lines and not self._continues(line):
             yield from self.rest()
         if not self._lines:
@@ -237,7 +237,7 @@ class Entries:
             self._left_out += 1
 
     def rest(self) -> Iterator[list[str]]:
-        """The entry that is not ended yet, as no line has come after it, if it is an error."""
+        """Yield the last entry, which no further line has ended, if it is an error."""
         if self._is_error:
             left_out = [f"… and {self._left_out:,} more lines"] if self._left_out else []
             yield self._lines + left_out

@@ -1,7 +1,7 @@
-"""One way to a Spark session: warm through Connect where a server runs, classic otherwise.
+"""Opens a Spark session: through Connect if a warm server runs, otherwise a classic session.
 
-The configuration is the same for both, because the data must not depend on who wrote it. Classic
-and Connect cannot mix in one process: whichever session a process opens first, it keeps.
+Both have the same configuration, because the data must not depend on which one wrote it. Classic and Connect
+cannot be mixed in one process: a process keeps the session that it opens first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WORKER_DAEMON = "omnisupport_ingest.cli.worker_daemon"
-"""The program that Python workers are forks of."""
+"""The program that is forked for each Python worker."""
 
 _LOCAL = re.compile(r"local\[(?P<slots>\d+|\*)(?:,\d+)?\]")
 """A master on this machine, with its slots (Spark, "Master URLs")."""
@@ -56,9 +56,13 @@ _COMPILED_LATE = (
     "-XX:Tier4CompileThreshold=100000",
     "-XX:Tier4BackEdgeThreshold=1000000",
 )
-"""The optimising compiler takes what is called ten times as often as by default (HotSpot, tiered compiling).
-Few rows pass through the JVM, so most of what it optimises while Spark starts is never hot again: a quarter
-of the processor time until a first job is done. What a shuffle of many rows repeats is optimised as ever."""
+"""The optimising compiler compiles only methods that are called ten times as often as by default (HotSpot,
+tiered compiling).
+
+Few rows pass through the JVM, so most of what it would optimise while Spark starts is not used often later.
+That saves a quarter of the processor time until a first job is done. Code that a shuffle of many rows repeats
+is still optimised.
+"""
 
 
 class SparkUnreachable(IngestError):
@@ -71,16 +75,17 @@ class SparkUnreachable(IngestError):
 
 
 def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
-    """The configuration of every session of this platform, as Spark names it.
+    """Return the configuration of every session of this platform, by Spark's names.
 
-    Some of it is fixed when the JVM starts (memory, addresses, logging, debugging); the rest is repeated on
-    each Connect session by ``session_conf``. ``scratch``: where the JVM keeps its temporary files.
+    Some of it is fixed when the JVM starts (memory, addresses, logging, debugging); ``session_conf`` repeats
+    the rest on each Connect session. ``scratch``: where the JVM keeps its temporary files.
     """
     java = (
         f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
         "-Duser.timezone=UTC",
         f'"-Djava.io.tmpdir={scratch.tmp}"',
-        # Its counters would be in a file of the shared temporary folder, under the user's name.
+        # Otherwise the JVM keeps its counters in a file of the shared temporary folder, under the user's
+        # name.
         "-XX:-UsePerfData",
         *_COMPILED_LATE,
     )
@@ -93,28 +98,29 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
-        # A cluster's executors have an environment of their own.
+        # The executors of a cluster have an environment of their own.
         **{f"spark.executorEnv.{name}": value for name, value in _KEPT_MEMORY.items()},
     }
     if settings.spark_master.startswith("local"):
         conf |= {
-            # Spark otherwise listens on the machine's own address. A cluster's executors must reach
-            # the driver, so there the choice stays with whoever runs it (``spark_properties``).
+            # Otherwise Spark listens on the machine's own address. The executors of a cluster must reach the
+            # driver, so there the operator chooses the address (``spark_properties``).
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.host": LOOPBACK,
-            # Whoever can connect to the ports of driver and block manager, as every user of the machine can,
-            # would be served. With a local master Spark makes the secret itself, in memory; a cluster's is
-            # the cluster's to set.
+            # Otherwise Spark would serve everyone who can connect to the ports of driver and block manager:
+            # every user of the machine. With a local master, Spark makes the secret itself, in memory; for a
+            # cluster, the operator sets it.
             "spark.authenticate": "true",
-            # By SASL, without encryption: no other user can read what loopback carries. With encryption, the
-            # server's thread waits for a class loader that is held by a task which waits for that thread.
+            # SASL without encryption: no other user can read loopback traffic. With encryption there is a
+            # deadlock: the server's thread waits for a class loader, whose holder is a task that waits for
+            # that thread.
             "spark.network.crypto.enabled": "false",
-            # Only tells where: whoever starts a JVM sets SPARK_LOCAL_DIRS, which wins over `spark.local.dir`,
-            # and Spark warns at every start of a configuration that has the latter.
+            # Information only: the process that starts a JVM sets SPARK_LOCAL_DIRS, which wins over
+            # `spark.local.dir`. If the configuration has the latter, Spark warns at every start.
             "spark.omnisupport.localDir": str(scratch.path),
-            # A cluster's executors get this package only with a session.
+            # The executors of a cluster get this package only with a session.
             "spark.python.daemon.module": WORKER_DAEMON,
-            # First in, first out, the tasks of a long job would all come before those of an ingest run.
+            # With FIFO scheduling, all tasks of a long job would run before those of an ingest run.
             "spark.scheduler.mode": "FAIR",
             "spark.scheduler.allocation.file": _FAIR.as_uri(),
         }
@@ -125,40 +131,41 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
 
 
 def session_conf(settings: Settings) -> dict[str, str]:
-    """The part of ``spark_conf`` that decides about data, settable on a running server."""
+    """Return the part of ``spark_conf`` that affects data and can be set on a running server."""
     conf = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "true",
-        # INT96, Spark's default, is not readable as a timestamp by every Delta reader.
+        # INT96 is Spark's default, but not every Delta reader reads it as a timestamp.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # timestamp_ntz would raise the table's reader and writer versions.
         "spark.sql.timestampType": "TIMESTAMP_LTZ",
         "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # The plans are wide (a column's state is several expressions) and the batches small: compiling a
-        # plan costs more than interpreting it (measured: half the time without). Large ones are compiled
-        # (`lake.staged_frames`).
+        # The plans are wide (a column's state is several expressions) and the batches small, so compiling a
+        # plan costs more than interpreting it (measured: half the time without). Plans of large batches are
+        # compiled (`lake.staged_frames`).
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # Rows of up to so many windows are written as they come; for more, a task sorts them first.
+        # Rows of up to this many windows are written as they come; with more, a task sorts them first.
         "spark.sql.maxConcurrentOutputFileWriters": "4",
-        # Inferring filters from constraints is what takes longest on such plans, and finds none.
+        # Inferring filters from constraints takes the most time on such plans, and finds none.
         "spark.sql.constraintPropagation.enabled": "false",
-        # A run may read many small files; listing them in a job of its own costs a second.
+        # A run may read many small files; a separate job to list them costs a second.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     }
     if not is_local(settings):
         conf[ELSEWHERE] = "true"
     else:
-        # The default of 200 costs seconds per job on one machine; adaptive execution merges more.
+        # The default of 200 costs seconds per job on one machine; adaptive execution merges partitions
+        # further.
         conf["spark.sql.shuffle.partitions"] = "4"
     return conf
 
 
 def classic_session(settings: Settings) -> SparkSession:
-    """A session with its own JVM in this process; ``JavaMissing`` if there is no Java for it.
+    """Return a session with its own JVM in this process. Raises ``JavaMissing`` if there is no Java for it.
 
-    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` in this process, where PySpark looks for them.
+    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` in this process, where PySpark reads them.
     """
     from pyspark.sql import SparkSession
 
@@ -172,7 +179,7 @@ def classic_session(settings: Settings) -> SparkSession:
         os.environ["SPARK_LOCAL_DIRS"] = str(scratch.path)
     conf = spark_conf(settings, scratch)
     if settings.spark_properties is not None:
-        # What the builder is given stands on the command line of the JVM, which every user can read.
+        # The builder's settings stand on the command line of the JVM, which every user can read.
         own = spark_properties(settings)
         properties = scratch.tmp / "spark.properties"
         with failpoint("runtime.file"):
@@ -195,35 +202,39 @@ def _built(conf: Mapping[str, str]) -> SparkSession:
 
 
 def workers_environment(settings: Settings) -> dict[str, str]:
-    """The environment by which Spark starts its Python workers: with this interpreter and its packages.
+    """Return the environment in which Spark starts its Python workers: with this interpreter and its
+    packages.
 
-    A cluster whose machines have another one names it by ``spark.pyspark.python``.
+    A cluster whose machines have another interpreter names it in ``spark.pyspark.python``.
     """
     return {"PYSPARK_PYTHON": spark_properties(settings).get(PYTHON, sys.executable)} | _KEPT_MEMORY
 
 
 _KEPT_MEMORY = {"MIMALLOC_PURGE_DELAY": "10000"}
-"""Arrow's allocator gives memory back after 10 ms that it needs again for the next row group, and the system
-clears every page of it again: a seventh of a task's processor time. So it waits 10 seconds."""
+"""By default, Arrow's allocator returns memory to the system after 10 ms, although the next row group needs
+it again; the system then clears every page, which takes a seventh of a task's processor time. So it waits 10
+seconds."""
 
 
 LONG_ROWS = 1_000_000
-"""From so many rows of one table on that it reads or writes, a run that nobody waits for has a Spark of its
-own: it would hold slots of the shared one for seconds each. Opening one takes as long as some 100,000."""
+"""A run that nobody waits for and that reads or writes at least so many rows of one table gets a Spark of its
+own. In the shared one it would hold slots for seconds at a time. Opening a Spark takes as long as about
+100,000 rows."""
 
 _NICENESS = 10
-"""How much later than other processes those of ``session_apart`` get a core (``nice``)."""
+"""Added to the niceness of the processes of ``session_apart``, so that others get the cores first."""
 
 _apart: SparkSession | None = None
-"""What ``session_apart`` has opened in this process: from then on every session is this one."""
+"""The session that ``session_apart`` has opened in this process. If there is one, every later call returns
+it."""
 
 
 def session_apart(settings: Settings) -> SparkSession:
-    """A session for work that takes minutes and that nobody waits for.
+    """Return a session for work that takes minutes and that nobody waits for.
 
-    Where the runs of a machine share a warm server, its few slots are not for such work. So it gets a JVM in
-    this process, of one slot, and this process a lower priority, which the JVM and its workers have too.
-    Elsewhere it is ``session``. Whichever session this process has opened before, it keeps.
+    If the runs of a machine share a warm server, such work must not take its few slots. So it gets a JVM in
+    this process with one slot, and this process, with the JVM and its workers, gets a lower priority.
+    Otherwise the result is that of ``session``. A process keeps the session that it has opened before.
     """
     global _apart
     shared = settings.spark_remote is None and ConnectAddress.read(_home(settings) / "run") is not None
@@ -234,7 +245,7 @@ def session_apart(settings: Settings) -> SparkSession:
 
 
 def is_apart() -> bool:
-    """Whether the session of this process is one that ``session_apart`` has opened."""
+    """Whether the session of this process was opened by ``session_apart``."""
     return _apart is not None
 
 
@@ -246,10 +257,10 @@ def has_session() -> bool:
 
 
 def session(settings: Settings) -> SparkSession:
-    """A session on the warm server where there is one, else a classic session.
+    """Return a session on the warm server if there is one, else a classic session.
 
-    The server is the one that ``OMNISUPPORT_SPARK_REMOTE`` names, or the one that ``up`` or
-    ``demo`` has running on the same home. ``SparkUnreachable`` if the named one does not answer.
+    The server is the one that ``OMNISUPPORT_SPARK_REMOTE`` names, or the one that ``up`` or ``demo`` runs on
+    the same home. Raises ``SparkUnreachable`` if the named one does not answer.
     """
     if _apart is not None:
         return _apart
@@ -260,7 +271,7 @@ def session(settings: Settings) -> SparkSession:
 
 
 def connect_session(settings: Settings, remote: str) -> SparkSession:
-    """A session on the Spark Connect server at ``remote`` (``sc://host:port``)."""
+    """Return a session on the Spark Connect server at ``remote`` (``sc://host:port``)."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -268,7 +279,7 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
     try:
         spark = _by_socket(remote) if by_socket(remote) else SparkSession.builder.remote(remote).getOrCreate()
         _try_again_only_for_a_while(spark, elsewhere=settings.spark_remote is not None)
-        # All of it in one call: the builder finds the session that there is.
+        # All settings in one call: the builder would find the existing session.
         conf: dict[str, bool | float | int | str | None] = {**session_conf(settings)}
         ConnectSession.builder.config(map=conf).getOrCreate()
         if not is_local(settings):
@@ -287,50 +298,50 @@ def _send_package(spark: SparkSession, folder: Path) -> None:
 
 
 def _try_again_only_for_a_while(spark: SparkSession, *, elsewhere: bool) -> None:
-    """Give a server up that cannot be reached, where PySpark would try for ten minutes.
+    """Give up on a server that cannot be reached; PySpark would try for ten minutes.
 
-    A session does not outlive its server, so nothing is won by waiting for another one: one of this machine
-    is given up after 4 seconds, one ``elsewhere``, which a network may hide, after a minute.
+    A session does not outlive its server, so waiting for a new server is useless. A server of this machine is
+    given up after 4 seconds; one ``elsewhere``, which the network may have cut off, after a minute.
     """
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
-    # It waits 0.05, 0.2, 0.8, 3.2, 12.8 and 51.2 seconds between the tries.
+    # PySpark waits 0.05, 0.2, 0.8, 3.2, 12.8 and 51.2 seconds between its tries.
     spark.client.set_retry_policies([DefaultPolicy(max_retries=6 if elsewhere else 4)])
 
 
 def _by_socket(remote: str) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    # What `SparkSession.builder` does itself for an address that it knows.
+    # `SparkSession.builder` does the same for an address that it knows.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     builder = ConnectSession.builder.channelBuilder(socket_channel(remote, shared_session_id(remote)))
     spark = builder.getOrCreate()
-    # `stop` lets go of this process's client alone: others go on with the session.
+    # So `stop` releases only this process's client; others continue to use the session.
     spark.release_session_on_close = False
     return cast("SparkSession", spark)
 
 
 def shared_session_id(remote: str) -> str:
-    """The session that every process with the same code has on the server at ``remote``.
+    """Return the id of the session that all processes with the same code share on the server at ``remote``.
 
-    Spark starts Python workers for each session anew, which costs a first job two seconds or more and leaves
-    the workers of every session before in memory. Processes of one session share them. What the workers have
-    imported is what the processes have: other code is another session.
+    Spark starts new Python workers for each session. That costs its first job two seconds or more, and the
+    workers of earlier sessions stay in memory. Processes of one session share its workers. Workers have
+    imported the code of their processes, so other code needs another session.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{remote} {_code()}"))
 
 
 @cache
 def _code() -> str:
-    """Which code this process has: the files of this package as they are when it first asks."""
+    """Return a hash of the code of this process: the files of this package when it is first called."""
     files = sorted(_PACKAGE.rglob("*.py"))
     seen = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     return sha256(repr(seen).encode()).hexdigest()
 
 
 def has_slot_to_spare(settings: Settings) -> bool:
-    """Whether one task of Spark may stay for a run (``lake.standing_task``): its workers are on this machine,
-    and another job finds a slot beside it."""
+    """Whether a run may keep one Spark task for itself (``lake.standing_task``): Spark's workers are on this
+    machine, and another job still finds a slot."""
     slots = _LOCAL.fullmatch(settings.spark_master)
     if settings.spark_remote is not None or slots is None:
         return False

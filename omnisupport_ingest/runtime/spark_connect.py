@@ -1,7 +1,7 @@
 """The warm Spark Connect server of a home, as a service under the supervisor.
 
-A Dagster run is a new process. With this server it has a Spark session in about two seconds; with
-a JVM of its own it would take fifteen.
+A Dagster run is a new process. With this server it gets a Spark session in about two seconds; a JVM of its
+own would take fifteen.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ assert session(Settings()).range(1).count() == 1
 
 
 def launch_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) -> None:
-    """Launch the server, and do not wait for it: it takes seconds in which other services can start.
+    """Launch the server without waiting for it: other services can start in the seconds that it takes.
 
     Raises ``JavaMissing`` or ``NoScratch``.
     """
-    # What is missing is said here, where a person reads it, and not in the log of a service.
+    # Checked here, so that a person sees the error; otherwise it would only be in the log of a service.
     find_java(home.run)
     Scratch.take(settings).remove()
     ConnectAddress.forget(home.run)
@@ -44,10 +44,10 @@ def launch_spark_connect(supervisor: Supervisor, settings: Settings, home: Home)
 
 
 def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) -> ConnectAddress:
-    """Launch the server if it is not, and return once it has done a first job.
+    """Launch the server if it is not running, and return its address once it has done a first job.
 
-    Its address is in ``home.run``, from where ``runtime.spark.session`` takes it in every process.
-    Raises what ``launch_spark_connect`` raises, ``ServiceFailed`` if it does not become ready.
+    The address is recorded in ``home.run``, where ``runtime.spark.session`` of every process finds it. Raises
+    the errors of ``launch_spark_connect``, and ``ServiceFailed`` if the server does not become ready.
     """
     if NAME not in supervisor.names:
         launch_spark_connect(supervisor, settings, home)
@@ -64,19 +64,19 @@ def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) 
 
 
 def connect_service(settings: Settings) -> Service:
-    """The server as a service."""
+    """Return the server as a service."""
     command = (sys.executable, "-m", _SERVER)
     return Service(NAME, command, environment=settings_environment(settings), restart=Backoff())
 
 
 def stop_spark_connect(supervisor: Supervisor, home: Home) -> None:
-    """Withdraw the address, then stop the server."""
+    """Remove the recorded address, then stop the server."""
     ConnectAddress.forget(home.run)
     supervisor.stop(NAME)
 
 
 def _do_first_job(settings: Settings, address: ConnectAddress) -> None:
-    """Run a job in a process of its own: this one may want a classic session later."""
+    """Run a job in a separate process, because this process may want a classic session later."""
     client = settings.model_copy(update={"spark_remote": SecretStr(address.url)})
     fix = f"Look at the log of {NAME}, then run the same command again."
     try:

@@ -1,7 +1,7 @@
-"""What Spark failed for, named: memory, and the setting that bounds it, or a server that is gone.
+"""Recognises why Spark failed: out of memory (and the setting that limits it), or a server that is gone.
 
-Spark tells of memory in many ways: by an exception of Python or of Java inside the text of another one, by a
-worker that "exited unexpectedly" (the kernel has killed it), or by nothing, when the server itself is gone.
+Spark reports a lack of memory in many ways: by a Python or Java exception in the text of another one, by a
+worker that "exited unexpectedly" (the kernel has killed it), or not at all if the server itself is gone.
 PySpark's client then tries again for ten minutes, although a session does not outlive its server.
 """
 
@@ -19,7 +19,7 @@ from omnisupport_ingest.runtime.cluster import is_local
 from omnisupport_ingest.settings import PREFIX, Settings
 
 _LIBRARIES = ("pyspark.", "py4j.", "grpc.")
-"""Modules whose exceptions are looked into."""
+"""Modules whose exceptions are examined."""
 
 _JAVA_MEMORY = re.compile(
     r"java\.lang\.OutOfMemoryError|SparkOutOfMemoryError|Java heap space|GC overhead limit exceeded"
@@ -35,7 +35,7 @@ _SERVER_GONE = re.compile(
     r"StatusCode\.UNAVAILABLE|INVALID_HANDLE\.SESSION_|SESSION_NOT_SAME|SESSION_CHANGED|SESSION_NOT_FOUND"
     r"|stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown"
     r"|Answer from Java side is empty|while trying to connect to the Java server"
-    # Of a connection that was reset py4j says no more. What Java fails for has a trace.
+    # py4j says only this about a reset connection. An error in Java has a trace.
     r"|^Error while sending|^An error occurred while calling \S+$"
 )
 _OF_OWN_JVM = ("py4j.", "pyspark.errors.exceptions.captured")
@@ -66,7 +66,7 @@ class SparkGone(IngestError):
 
 @contextmanager
 def named_spark_errors(settings: Settings) -> Iterator[None]:
-    """Raise ``SparkOutOfMemory`` or ``SparkGone`` in the place of what Spark's libraries raise for them."""
+    """Raise ``SparkOutOfMemory`` or ``SparkGone`` instead of the exceptions of Spark's libraries."""
     try:
         yield
     except Exception as error:
@@ -102,7 +102,8 @@ def name_spark_error(error: BaseException, settings: Settings) -> IngestError | 
 
 
 def _passed_py4j(error: BaseException) -> bool:
-    """Whether ``error`` came up on the way to a JVM of this process, which refuses it once it is gone."""
+    """Whether ``error`` was raised on a call to a JVM of this process, whose connection is refused once it is
+    gone."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__", "").startswith("py4j.") for frame in frames)
 

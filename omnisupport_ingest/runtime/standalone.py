@@ -1,9 +1,8 @@
-"""A Spark cluster of this machine: a standalone master and workers, each a service under the supervisor.
+"""A Spark cluster on this machine: a standalone master and workers, each a service under the supervisor.
 
-It is Spark's own cluster from the jars of ``pyspark``, with separate processes for master, workers and
-executors, a secret between them, and nothing shared but the home. It is there to prove that the program runs
-on a cluster, and to try settings before there is one; what a machine has of cores and memory it does not
-multiply.
+It is Spark's own cluster from the jars of ``pyspark``: separate processes for master, workers and executors,
+a secret between them, and nothing shared except the home. It proves that the program runs on a cluster, and
+lets an operator try settings before there is a real one. It does not add cores or memory to the machine.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _DAEMON_MEMORY = "256m"
 
 @dataclass(frozen=True)
 class WorkerSize:
-    """What each worker offers, and its one executor takes. ``memory``: of the executor's JVM, as Spark has
-    it."""
+    """What each worker offers, and what its one executor takes. ``memory``: of the executor's JVM, in Spark's
+    notation."""
 
     cores: int = 1
     memory: str = "1g"
@@ -46,10 +45,10 @@ class WorkerSize:
 def start_standalone(
     supervisor: Supervisor, settings: Settings, home: Home, workers: int, size: WorkerSize | None = None
 ) -> Settings:
-    """Start a master and ``workers`` on loopback; return ``settings`` that have Spark run on them.
+    """Start a master and ``workers`` on loopback; return ``settings`` with which Spark runs on them.
 
-    ``spark_properties`` of the result is a file of the home with the cluster's secret, and with what the
-    file of ``settings`` says. Raises ``JavaMissing``, or ``ServiceFailed`` if a worker does not register.
+    ``spark_properties`` of the result is a file of the home with the cluster's secret and the content of the
+    file of ``settings``. Raises ``JavaMissing``, or ``ServiceFailed`` if a worker does not register.
     """
     size = size or WorkerSize()
     folder = home.run / "spark-cluster"
@@ -57,7 +56,7 @@ def start_standalone(
     conf = {
         "spark.authenticate": "true",
         "spark.authenticate.secret": secrets.token_urlsafe(24),
-        # Loopback needs no encryption, and nobody submits an application but the driver.
+        # Loopback needs no encryption, and only the driver submits an application.
         "spark.network.crypto.enabled": "false",
         "spark.master.rest.enabled": "false",
         "spark.ui.enabled": "false",
@@ -66,7 +65,7 @@ def start_standalone(
         "spark.driver.bindAddress": LOOPBACK,
         "spark.executor.cores": str(size.cores),
         "spark.executor.memory": size.memory,
-        # 200, Spark's default, is for clusters that are larger than this machine.
+        # Spark's default of 200 is for clusters larger than this machine.
         "spark.sql.shuffle.partitions": "4",
     }
     with failpoint("runtime.file"):
@@ -101,7 +100,8 @@ class _Launch:
     def service(
         self, name: str, kind: str, options: tuple[str, ...], own: Path | None = None, host: str = LOOPBACK
     ) -> Service:
-        """A daemon of Spark. ``own``: the folder that is a worker's own, with what its executors spill."""
+        """Return a daemon of Spark as a service. ``own``: the worker's own folder, into which its executors
+        spill."""
         spark = spark_home_folder()
         environment = {
             "SPARK_HOME": str(spark),
@@ -109,9 +109,9 @@ class _Launch:
             "SPARK_LOCAL_IP": host,
             "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
             "PYSPARK_PYTHON": sys.executable,
-            # Executors have the package from the driver.
+            # Executors get the package from the driver.
             "PYTHONPATH": "",
-            # Spark connects to no database of ours.
+            # Spark does not connect to any database of ours.
             **dict.fromkeys(secret_variables(), ""),
         }
         if own is not None:
@@ -123,15 +123,16 @@ class _Launch:
 
 
 def _host(number: int) -> str:
-    """Where the worker ``number`` listens: Spark begins a task a second time on another host alone.
+    """Return the address of the worker ``number``. Each has its own, because Spark starts a slow task a
+    second time only on another host.
 
-    All of 127.0.0.0/8 is loopback on Linux; elsewhere there is one address.
+    On Linux all of 127.0.0.0/8 is loopback; elsewhere there is one address.
     """
     return f"127.0.0.{number + 1}" if sys.platform.startswith("linux") else LOOPBACK
 
 
 def _registered(page: int) -> int:
-    """How many workers live, as the master's page tells."""
+    """Return how many workers are alive, according to the master's page."""
     try:
         with build_opener(ProxyHandler({})).open(f"http://{LOOPBACK}:{page}/json/", timeout=5) as answer:
             return int(parse_json(answer.read(_ANSWER_BYTES))["aliveworkers"])

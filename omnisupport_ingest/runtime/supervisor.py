@@ -1,7 +1,7 @@
-"""Keeping the processes of one command running, and leaving none of them behind.
+"""Keeps the processes of one command running, and leaves none of them behind.
 
-Each service runs under a guard of its own (``guard.py``) in a session of its own: Ctrl-C
-in the terminal reaches only the supervisor, which stops the services in reverse order of start.
+Each service runs under a guard of its own (``guard.py``) in a session of its own: Ctrl-C in the terminal
+reaches only the supervisor, which stops the services in reverse order of start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnisupport_ingest.home import Home
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL_SECONDS = 0.2
 _GUARD_SECONDS = 15.0
-"""Time a guard may need beyond its service's grace, to end what the service left behind."""
+"""Seconds that a guard may need, beyond its service's grace, to end what the service left behind."""
 
 
 class ServiceFailed(IngestError):
@@ -37,9 +37,9 @@ class ServiceFailed(IngestError):
 
 @dataclass(frozen=True)
 class Backoff:
-    """When to start a service again: after ``first`` seconds, doubling to ``longest``.
+    """When to restart a service: after ``first`` seconds, then twice as long each time, up to ``longest``.
 
-    The delay is ``first`` again once the service has run for ``healthy`` seconds.
+    Once the service has run for ``healthy`` seconds, the delay is ``first`` again.
     """
 
     first: float = 1.0
@@ -47,7 +47,7 @@ class Backoff:
     healthy: float = 60.0
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after the ``failures``-th failure in a row, counted from 1."""
+        """Return the seconds to wait after the ``failures``-th failure in a row, counted from 1."""
         return float(min(self.longest, self.first * 2 ** min(failures - 1, 30)))
 
 
@@ -59,7 +59,7 @@ class Service:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     restart: Backoff | None = None
-    """Without it, the end of the service is the failure of the command."""
+    """None: if the service ends, the command fails."""
     stop_signal: signal.Signals = signal.SIGTERM
     grace: float = 20.0
     """Seconds between ``stop_signal`` and SIGKILL."""
@@ -69,14 +69,14 @@ class Service:
 class _Running:
     service: Service
     guard: subprocess.Popen[bytes] | None
-    """Nothing while the service waits to be started again."""
+    """None while the service waits to be started again."""
     started: float
     failures: int = 0
     start_at: float = 0.0
 
 
 class Supervisor:
-    """Starts, watches and stops services; a context manager that stops them all at its end."""
+    """Starts, watches and stops services. A context manager; at its end it stops them all."""
 
     def __init__(self, home: Home, *, report: Callable[[str], None] = print) -> None:
         """``report`` is called with one line when a service ends unexpectedly or starts again."""
@@ -93,11 +93,11 @@ class Supervisor:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The services started and not stopped, in order of start."""
+        """The services that were started and not stopped, in order of start."""
         return tuple(running.service.name for running in self._services)
 
     def log_of(self, name: str) -> Path:
-        """The file that holds what the service printed."""
+        """Return the file with the output of the service."""
         return self._home.logs / f"{name}.log"
 
     def start(self, service: Service) -> None:
@@ -107,7 +107,8 @@ class Supervisor:
         self._services.append(_Running(service, self._launch(service), time.monotonic()))
 
     def check(self) -> None:
-        """Start again what ended and is due; ``ServiceFailed`` if it is not to be started again."""
+        """Start again the services that have ended, once they are due. Raises ``ServiceFailed`` for one that
+        must not be started again."""
         now = time.monotonic()
         for running in self._services:
             if running.guard is None:
@@ -118,7 +119,8 @@ class Supervisor:
                 self._ended(running, code, now)
 
     def wait(self, ready: Callable[[], bool], *, service: str, seconds: float) -> None:
-        """Return when ``ready()``; ``ServiceFailed`` if a service ends or ``seconds`` pass first."""
+        """Return when ``ready()`` is true. Raises ``ServiceFailed`` if a service ends or ``seconds`` pass
+        first."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.check()
@@ -130,25 +132,26 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Watch over the services until ``until()``, by default for ever."""
+        """Watch the services until ``until()`` is true; by default, without end."""
         while not until():
             self.check()
             time.sleep(_POLL_SECONDS)
 
     def stop(self, name: str | None = None) -> None:
-        """Stop the service called ``name``, or all, the last started first. Nothing is left of them."""
+        """Stop the service ``name``, or all, the last started first. None of their processes is left."""
         for running in reversed(list(self._services)):
             if name in (None, running.service.name):
                 _stop(running)
                 self._services.remove(running)
 
     def _report(self, line: str) -> None:
-        # The report may go to a file on a full disk, or to a terminal that is gone.
+        # The report may go to a file on a full disk, or to a closed terminal.
         with contextlib.suppress(OSError):
             self._tell(line)
 
     def _launch(self, service: Service) -> subprocess.Popen[bytes]:
-        # Standard input stays open as long as this process lives: its end tells the guard to stop.
+        # Standard input stays open as long as this process lives; when it closes, the guard stops the
+        # service.
         return subprocess.Popen(
             [
                 sys.executable,

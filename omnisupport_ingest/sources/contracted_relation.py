@@ -1,4 +1,4 @@
-"""The relation that the batch of a file records: its table as the contract has it."""
+"""The relation that the manifest of a file's batch records: the table as its contract describes it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""Encrypting events before they land: the personal part of every row image, by the key of its subject.
+"""Encrypts events before they land: the personal part of every row image, by the key of its subject.
 
-Of what is captured, delivered or consumed that is done where every event passes, as a batch makes a row
-group of its events (``landing.writer``), by whole columns. What is read by queries is encrypted as it is
-read, as a lookback compares it with what landed (``query.events``). Keys are durable before anything that
-they encrypt is written, so a crash in between leaves keys that nothing needs, and never a value without a
-key.
+Events that are captured, delivered or consumed are encrypted when a batch writes them as a row group
+(``landing.writer``), by whole columns. Rows that are read by queries are encrypted as they are read, because
+a lookback compares them with what landed (``query.events``). Keys are durable before anything that they
+encrypt is written. So a crash in between leaves unused keys, and never a value without a key.
 
-A subject is the value of the contract's subject column. A row image that does not say it (NULL, or not sent)
-is of its row: the key of the row stands for the subject, within its table.
+A subject is the value of the contract's subject column. If a row image has no such value (NULL, or not sent),
+its row is the subject: the key of the row, within its table.
 
-A line or record is kept beside its event only where it could not be read, and is encrypted whole then.
+A line or record is kept beside its event only if it could not be read; it is then encrypted whole.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ from omnisupport_ingest.sources.encrypting_apart import EncryptingProcess, Known
 
 _IMAGES = ("before", "after")
 _WITHOUT_VALUES = pa.array(["t", "b"])
-"""Operations that bring no value of a row: the ``after`` of a snapshot end is a range of keys."""
+"""Operations without values of a row: the ``after`` of a snapshot end is a key range."""
 
 _NOTHING = Split(frozenset(), "")
-"""What is readable of an image that no contract describes."""
+"""The readable part of an image that no contract describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table: its full name, how its images are split, and the name of its subjects, if any."""
+    """A table: its full name, how its images are split, and the name of its subjects (None: not named)."""
 
     name: str
     split: Split
@@ -65,12 +64,12 @@ class _Table:
 
 
 class EncryptedLanding:
-    """Encrypts the events of one source. ``contracts``: asked for those that are captured by now.
+    """Encrypts the events of one source. ``contracts`` returns the contracts of the tables captured now.
 
-    Where one contract says encrypted, images that no contract describes, and logical messages, are encrypted
-    whole, by a key of their row or table: of these nobody knows what is personal. The hash in an identity
-    becomes one that nobody can try values against without the home's keys. What lands of a table whose
-    contract says plain stays as it is. The threads that write batches may call it together.
+    If any contract says encrypted, images that no contract describes, and logical messages, are encrypted
+    whole, by a key of their row or table, because it is unknown what in them is personal. The hash in an
+    identity is keyed, so that nobody can test guessed values against it without the home's keys. Events of a
+    table whose contract says plain stay as they are. Several writing threads may call it at the same time.
     """
 
     def __init__(
@@ -83,7 +82,8 @@ class EncryptedLanding:
         self._lock = threading.Lock()
 
     def __call__(self, events: pa.Table) -> pa.Table:
-        """``events`` (a table with the columns of ``EVENT_SCHEMA`` or ``DIVIDED_SCHEMA``) as they land."""
+        """Return ``events`` (a table with the columns of ``EVENT_SCHEMA`` or ``DIVIDED_SCHEMA``) as they
+        land."""
         events, done = self._with_divided(events)
         contracts = {each.full_name: each for each in self._contracts()}
         if all(each.subject is None for each in contracts.values()):
@@ -106,8 +106,11 @@ class EncryptedLanding:
         self._apart.close()
 
     def divisions(self, table_names: Sequence[TableName]) -> list[Division | None]:
-        """How the images of each table may come divided, None if they land as they are. ``__call__`` has
-        their values encrypted so, whatever its contract says by then."""
+        """Return how the images of each table may arrive divided; None for a table whose images land as they
+        are.
+
+        ``__call__`` then encrypts their values in this way, even if the contract has changed by then.
+        """
         contracts = {each.full_name: each for each in self._contracts()}
         return [
             self._division(full_name, contracts.get(full_name)) for full_name in map(".".join, table_names)
@@ -121,7 +124,7 @@ class EncryptedLanding:
         return Division(split.readable, split.subject)
 
     def identity(self, event: LandedEvent) -> str | None:
-        """The ``identity`` of ``event`` as it lands."""
+        """Return the ``identity`` of ``event`` as it lands."""
         contracts = {each.full_name: each for each in self._contracts()}
         if all(each.subject is None for each in contracts.values()):
             return event.identity
@@ -151,8 +154,9 @@ class EncryptedLanding:
         return _with(events, "identity", pc.replace_with_mask(column.combine_chunks(), mask, pa.array(made)))
 
     def _with_envelopes(self, events: pa.Table, contracts: dict[str, TableContract]) -> pa.Table:
-        """``events`` with what was delivered left out, as the images have it, or encrypted whole where it
-        could not be read."""
+        """Return ``events`` without the delivered lines, whose content is in the images. A line that could
+        not be read stays and is encrypted whole; lines of a table whose contract says plain stay as they are.
+        """
         column = events.column("envelope")
         if column.null_count == len(column):
             return events
@@ -184,8 +188,8 @@ class EncryptedLanding:
         return _with(events, "envelope", pa.array(texts, pa.string()))
 
     def _with_divided(self, events: pa.Table) -> tuple[pa.Table, dict[str, pa.BooleanArray]]:
-        """``events`` with the columns of ``EVENT_SCHEMA``, those images encrypted that came divided, and by
-        image, of which events these are."""
+        """Return ``events`` with the columns of ``EVENT_SCHEMA``, their divided images encrypted; and by
+        image, for which events that was done."""
         if events.num_columns == len(EVENT_SCHEMA):
             return events, {}
         found, done = events.select(EVENT_SCHEMA.names), dict[str, pa.BooleanArray]()
@@ -204,7 +208,7 @@ class EncryptedLanding:
         return found, done
 
     def _of_divided(self, events: pa.Table, full_name: str) -> pa.StringArray:
-        """The images of one table, of which ``events`` has the parts, the subject and the key of the row."""
+        """Return the images of one table; ``events`` has their parts, the subject and the key of the row."""
         table = self._divided[full_name]
         assert table.subject is not None, "images are divided by the contract's subject"
         if (images := self._apart.encrypted(full_name, table.subject, events)) is not None:
@@ -216,7 +220,7 @@ class EncryptedLanding:
     def _encrypted(
         self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table, done: dict[str, pa.BooleanArray]
     ) -> pa.Table:
-        """``events`` with the images of one table encrypted that are not ``done``."""
+        """Return ``events`` with the images of one table encrypted, except those that are ``done``."""
         with_values = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
         for name in _IMAGES:
             index = events.schema.get_field_index(name)
@@ -239,14 +243,14 @@ class EncryptedLanding:
 
 
 def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]) -> LandingStore:
-    """The landing of ``source`` in ``home``, which encrypts what ``contracts`` say before it is written."""
+    """Return the landing of ``source`` in ``home``, which encrypts before writing what ``contracts`` say."""
     fixed = tuple(contracts)
     encrypting = EncryptedLanding(source, SubjectKeys(home.path / FILE), lambda: fixed)
     return LandingStore(home.landing, source, as_landed=encrypting, identity_as_landed=encrypting.identity)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """``column`` as one array, not copied where it is one already."""
+    """Return ``column`` as one array; no copy if it already is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -1,9 +1,9 @@
-"""Encrypting large blocks in a process of its own, while the one that captures reads on.
+"""Encrypts large blocks in a process of its own, while the capturing process continues to read.
 
-A Python process runs one thread of Python at a time, and encrypting takes as long as all else of capture. So
-blocks of many images go to another process, on another core: by a pipe, as Arrow streams. It makes keys as
-the capture does, in the same file, and answers once they are durable. Whatever it cannot do, the capture
-does itself: the first blocks, while the process starts, and those in which it ends.
+Python runs one thread at a time per process, and encryption takes as long as all other work of capture. So
+blocks of many images go to another process, on another core: through a pipe, as Arrow streams. That process
+makes keys in the same file as capture does, and answers once they are durable. Capture itself encrypts what
+the process cannot: the first blocks, while it starts, and those during which it ends.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from omnisupport_ingest.contracts.encrypted_images import Whose, encrypt_divided
 from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, row_subject
 
 LEAST_ROWS = 2_000
-"""Fewer images than this are encrypted where they are: a few milliseconds."""
+"""Fewer images than this are encrypted in the calling process, which takes a few milliseconds."""
 
 _MOST_FAILURES = 3
-"""After so many processes that failed no other is started."""
+"""After so many failed processes no other is started."""
 
 _MOST_KEYS = 20_000
 """Keys kept in memory, about 2 KB each."""
@@ -37,7 +37,7 @@ _ANSWER = pa.schema([("image", pa.string())])
 
 
 class KnownKeys:
-    """The keys of the subjects of one source, the newest of them kept in memory. Threads may share it."""
+    """The keys of the subjects of one source; keeps the newest in memory. Threads may share it."""
 
     def __init__(self, source: str, keys: SubjectKeys) -> None:
         self._source, self._keys = source, keys
@@ -46,16 +46,18 @@ class KnownKeys:
         self._lock = threading.Lock()
 
     def of(self, table: str, subject: str | None, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
-        """The keys of distinct subjects of ``table``, as ``encrypted_images.KeysOf`` has them; durable.
+        """Return the keys of distinct subjects of ``table``, as of ``encrypted_images.KeysOf``; they are
+        durable.
 
-        ``subject``: the name of the subjects that the contract names; null: each row is its own.
+        ``subject``: the name of the contract's subjects; None: each row is its own subject.
         """
         own, source = row_subject(table), self._source
         named = subject or own
         wanted = [(source, named if said else own, text) for said, text in whose]
         with self._lock:
             if self._keys.file_id != self._known_of:
-                # Lost or restored meanwhile: what is encrypted by a key that it lacks, nobody can read.
+                # The file of keys was lost or restored meanwhile. A value encrypted by a key that it lacks
+                # could not be read by anyone.
                 self._known = {}
             new = [each for each in wanted if each not in self._known]
             if new:
@@ -71,7 +73,7 @@ class EncryptingProcess:
     """The process that encrypts for one source. Threads may share it."""
 
     def __init__(self, source: str, keys: SubjectKeys, *, idle_seconds: float = 60.0) -> None:
-        """``idle_seconds``: after so long without work the process ends; the next large block starts
+        """``idle_seconds``: without work for so long, the process ends; the next large block starts
         another."""
         self._command = [sys.executable, "-m", __name__, source, str(keys.path), str(idle_seconds)]
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,12 +83,15 @@ class EncryptingProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process that was started last; null: there is none."""
+        """The id of the process that was started last; None if there is none."""
         return self._process.pid if self._process is not None else None
 
     def encrypted(self, table: str, subject: str, images: pa.Table) -> pa.StringArray | None:
-        """What ``encrypt_divided`` makes of ``images`` (what is readable, what is hidden, the subject, the
-        key of the row) of ``table``; null: the caller has to do it."""
+        """Return what ``encrypt_divided`` makes of ``images`` of ``table``; None: the caller must encrypt
+        them.
+
+        ``images``: columns with the readable part, the hidden part, the subject, and the key of the row.
+        """
         if images.num_rows < LEAST_ROWS or _cores() < 2:
             return None
         with self._lock:
@@ -104,9 +109,9 @@ class EncryptingProcess:
             self._end()
 
     def _ready_process(self) -> subprocess.Popen[bytes] | None:
-        """The process once it is ready; it is started if there is none."""
+        """Return the process if it is ready, else None. Starts it if there is none."""
         if self._process is not None and self._process.poll() == 0:
-            # It has been idle.
+            # The process ended because it was idle.
             self._end()
         if self._process is None:
             if self._failures < _MOST_FAILURES:
@@ -130,7 +135,7 @@ class EncryptingProcess:
 
 
 def _cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -146,11 +151,11 @@ def _asked(process: subprocess.Popen[bytes], table: str, subject: str, images: p
 
 
 def main(source: str, path: str, idle_seconds: str) -> None:
-    """Encrypt the blocks that come on stdin, and write them to stdout, until stdin ends or is idle.
+    """Encrypt the blocks that come on stdin, and write them to stdout, until stdin ends or stays idle.
 
-    An error ends the process. The capture then encrypts the block itself, and raises the error if it recurs.
+    An error ends the process. Capture then encrypts the block itself, and raises the error if it recurs.
     """
-    # Ctrl-C reaches the capture too, which lands what it has read, and then closes the pipe.
+    # Ctrl-C reaches capture too. It lands what it has read, and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     known = KnownKeys(source, SubjectKeys(Path(path)))
     asks, answers = os.fdopen(sys.stdin.fileno(), "rb", closefd=False), sys.stdout.buffer

@@ -1,4 +1,4 @@
-"""Files that others wrote, plain or packed with gzip or zstd, opened by their names."""
+"""Opens files of others, plain or packed with gzip or zstd; the suffix of the name decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from omnisupport_ingest.foreign import open_file
 
 PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""How a name ends → how the file is packed."""
+"""Suffix of a name → how the file is packed."""
 
 
 class PackedWrong(ValueError):
@@ -25,16 +25,16 @@ class PackedWrong(ValueError):
 
 
 def plain_name(path: Path) -> str:
-    """The name of ``path`` without how it is packed."""
+    """Return the name of ``path`` without the suffix of its packing."""
     return path.stem if path.suffix in PACKED else path.name
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """The content of ``path``, unpacked if its name ends so.
+    """Open ``path`` and yield its content, unpacked if its name has a packing suffix.
 
-    ``OSError`` and ``Unreadable`` as of ``open_file``; ``PackedWrong``, from any read, for what cannot be
-    unpacked: neither end nor garbage behind it is passed over.
+    Raises ``OSError`` and ``Unreadable`` as ``open_file`` does. Any read raises ``PackedWrong`` for content
+    that cannot be unpacked, including a missing end and garbage after it.
     """
     with os.fdopen(open_file(path), "rb") as plain:
         if path.suffix not in PACKED:
@@ -42,7 +42,7 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
             return
         how = PACKED[path.suffix]
         if not os.fstat(plain.fileno()).st_size:
-            # Nothing that is packed has no bytes: its writer has just begun, or has died.
+            # An empty file is no packed file: its writer has just begun, or has died.
             raise PackedWrong(f"it is not a whole {how} file")
         try:
             with pa.CompressedInputStream(pa.PythonFile(plain, mode="r"), how) as stream:

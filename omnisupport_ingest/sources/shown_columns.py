@@ -1,12 +1,12 @@
-"""Tables whose columns are known by name alone: views, other databases, and the rows of events and files.
+"""Tables whose columns are known by name only: views, other databases, and rows of events and files.
 
-PostgreSQL's catalog numbers columns and tables. By its numbers a renamed column can be distinguished from one
-that was dropped and another that was added. Without them a column is known by its name and gets a number of
-ours: a rename is a column dropped and one added. What nothing tells of a column (its type, whether it may be
-NULL) is taken to be as it was.
+PostgreSQL's catalog numbers columns and tables. Its numbers distinguish a renamed column from a dropped one
+and an added one. Without them a column is known by its name and gets a number of ours; a rename looks like a
+dropped and an added column. What is unknown about a column (its type, whether it may be NULL) is assumed
+unchanged.
 
-Of what comes as rows the newest row says what its table is: rows that come late, or again, say nothing. What
-was recorded and did not land is known already when it does, so it is recorded once.
+Of rows, the newest decides the schema of its table; rows that come late, or again, are ignored. A change is
+recorded once: if its rows did not land at first, the change is known already when they do.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, re
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
-    """A column. ``pg_type``: as of ``SeenColumn``. ``not_null``: None: not known. ``labels``: of an
-    enum type; empty: not known."""
+    """A column. ``pg_type``: as of ``SeenColumn``. ``not_null``: None if unknown. ``labels``: of an enum
+    type; empty if unknown."""
 
     name: str
     pg_type: str = ""
@@ -43,7 +43,7 @@ class ShownColumn:
 def schema_by_name(
     contract: TableContract, columns: Sequence[ShownColumn], known: SeenTable | None
 ) -> LiveSchema:
-    """Return the table of ``contract``, which has ``columns``. ``known``: as it was last seen."""
+    """Return the table of ``contract`` with ``columns``. ``known``: the table as it was last seen."""
     before = {each.name: each for each in known.columns} if known is not None else {}
     number = max((each.number for each in before.values()), default=0)
     seen = []
@@ -55,7 +55,7 @@ def schema_by_name(
         not_null = was.not_null if each.not_null is None else each.not_null
         kind, labels = each.pg_type or was.pg_type, each.labels or was.labels
         seen.append(SeenColumn(was.number, each.name, kind, not_null, None, None, labels))
-    # In one order, whatever the order of a row's members is.
+    # A fixed order, whatever the order of a row's members is.
     seen.sort(key=lambda column: column.number)
     key = known.key if known is not None else ()
     return live_schema(contract, SeenTable(0, contract.full_name, tuple(seen), key, None))
@@ -63,7 +63,8 @@ def schema_by_name(
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Rows of a batch with the same columns. ``at``: time of the newest. ``place``: the first, in words."""
+    """Rows of a batch with the same columns. ``at``: the time of the newest. ``place``: where the first is,
+    in words."""
 
     at: datetime
     rows: int
@@ -72,10 +73,10 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Records the columns that the rows of a source show, before they land in ``epoch``.
+    """Records the columns in the rows of a source, before the rows land in ``epoch``.
 
-    ``learned``: as of ``recording.record``. ``partial``: a row may leave columns out. ``now``: no row is
-    newer.
+    ``learned``: as of ``recording.record``. ``partial``: a row may leave columns out. ``now``: no row counts
+    as newer than this.
     """
 
     changes: SchemaChanges
@@ -85,7 +86,7 @@ class Recorder:
     partial: bool = False
 
     def take(self, contract: TableContract, columns: Sequence[ShownColumn], rows: Sighting) -> None:
-        """Record what has changed in the table of ``contract``, whose ``rows`` have ``columns``."""
+        """Record what has changed in the table of ``contract``; ``rows`` are its rows, with ``columns``."""
         at, learned = min(rows.at, self.now), self.learned
         known = self.changes.tables().get(contract.name)
         if known is not None and known.at is not None and at <= known.at:
@@ -93,7 +94,8 @@ class Recorder:
         if self.partial and known is not None:
             there = {each.name for each in columns}
             if any(each.personal and each.name not in there for each in contract.source_columns):
-                # It may be left out, or have another name now: that of a new column.
+                # A personal column is missing: the row may leave it out, or a new column may be it under
+                # another name.
                 learned = None
             columns = [
                 *columns,
@@ -106,8 +108,8 @@ class Recorder:
 
 
 def live_schema(contract: TableContract, seen: SeenTable) -> LiveSchema:
-    """Return the table of ``contract`` as it was ``seen``. Nothing tells what rows have in a column that are
-    older than it."""
+    """Return the table of ``contract`` as it was ``seen``. Which value older rows have in an added column is
+    unknown."""
     columns = tuple(
         LiveColumn(each.name, each.pg_type, each.not_null, False, each.labels, None, None)
         for each in seen.columns
@@ -121,9 +123,9 @@ def live_as_contracted(
 ) -> LiveSchema:
     """Return the table of ``contract`` as it was ``seen``, for its next contract.
 
-    What rows say of a type is less than a contract does: they call every ``varchar(20)`` a text. And a column
-    that no row has may be one that rows leave out. So a column of the contract is as that says, but for what
-    a change of the table (one of ``changes``) says of it.
+    Rows tell less of a type than a contract does: for them every ``varchar(20)`` is a text. And rows may
+    leave out a column that exists. So a column of the contract stays as the contract has it, except for what
+    one of ``changes`` of the table says about it.
     """
     changed: dict[str | None, set[str]] = {}
     for change in changes:

@@ -15,7 +15,8 @@ _TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 def value_text(value: Any, kind: Kind | None) -> str:
-    """Return ``value``, not None, as the text of a column of ``kind`` (None: the column has no contract)."""
+    """Return ``value``, which is not None, as the text of a column of ``kind`` (None: the column has no
+    contract)."""
     if kind is Kind.BOOLEAN and isinstance(value, bool | int):
         return "t" if value else "f"
     if kind in _TIMES and isinstance(value, str | datetime):
@@ -29,10 +30,10 @@ def value_text(value: Any, kind: Kind | None) -> str:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, float) and kind not in FLOATS:
-        # A number that is none of binary digits: SQLite has no decimals.
+        # SQLite returns a decimal as a binary float.
         return format(Decimal(repr(value)), "f")
     if isinstance(value, Decimal) and value.is_finite():
-        # Text of a decimal may have an exponent, which PostgreSQL's never has.
+        # The text of a Python decimal may have an exponent; PostgreSQL's never has.
         return format(value, "f")
     return str(value)
 
@@ -48,11 +49,11 @@ def _time_text(value: str | datetime, *, zoned: bool) -> str:
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
-        # No time: as the contract's rule for the type will say.
+        # Not a time. The contract's rule for the type will report it.
         return str(value)
     if moment.tzinfo is not None:
         moment = moment.astimezone(UTC).replace(tzinfo=None)
     text = moment.isoformat(sep=" ")
-    # PostgreSQL leaves out the zeros at the end of a fraction.
+    # PostgreSQL leaves out trailing zeros of a fraction.
     text = text.rstrip("0") if "." in text else text
     return f"{text}+00" if zoned else text

@@ -1,1 +1,2 @@
-"""One pass over a home from its source to its dimensions, and the proof that the two are equal."""
+"""One pass over a home, from its source to its dimensions, and the proof that source and dimensions are
+equal."""

@@ -1,9 +1,9 @@
-"""Takes what has landed through every layer again: the content of no table may differ.
+"""Takes landed batches through every layer again: the content of no table may change.
 
-The content of a layer depends only on what has landed. It is compared by its hash, in two ways. The Dagster
-daemon replays a finished window by a backfill: every table must have the content it had. And the batches of a
-home go through every layer of another home with other settings: one machine, a cluster, and a cluster of
-another size must give the same, however and whenever the work was divided.
+The content of a layer depends only on what has landed. Hashes of the contents are compared in two ways. The
+Dagster daemon replays a finished window by a backfill: every table must have the same content as before. And
+the batches of a home go through every layer of another home with other settings: one machine, a cluster, and
+a cluster of another size must give the same content, however the work was divided.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartedReplay:
-    """The backfill that replays ``window``. ``before``: path of each table → content hash of the window."""
+    """The backfill that replays ``window``. ``before``: path of each table → content hash of the window
+    before it."""
 
     source: str
     window: str
@@ -52,14 +53,14 @@ class StartedReplay:
 
 def replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
     """Return the checkpoints of windows that have accepted events and are in every layer."""
-    # Of all batches: a window may be behind for the last one of very many.
+    # Without a limit: a window may be behind only because of the last of very many batches.
     behind = pending_windows(workspace, source, limit=sys.maxsize).windows
     committed = checkpoints.read([workspace.deduped(source)])
     return [each for each in committed if each.deduped and each.window not in behind]
 
 
 def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]) -> StartedReplay:
-    """Start the replay of the replayable window with the most events.
+    """Start the replay of that replayable window which has the most events.
 
     ``launch``: called with the window; starts its backfill and returns the backfill's id.
     """
@@ -70,7 +71,7 @@ def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]
 
 
 def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
-    """Return the paths of tables whose content the replay changed; empty if all is well."""
+    """Return the paths of tables whose content the replay changed; empty if none did."""
     after = _content_hashes(workspace, replay.source, replay.window)
     return sorted(table for table, content in replay.before.items() if after.get(table) != content)
 
@@ -79,7 +80,7 @@ def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str,
     hashes = {}
     for table in workspace.windowed_tables(source):
         snapshot = table.look()
-        # A table without new events has no part of an open window.
+        # A table without new events has no files in the open window.
         state = snapshot.state(window) if snapshot is not None else None
         if state is not None:
             hashes[table.spec.path] = state.checkpoint.content_hash
@@ -89,10 +90,10 @@ def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str,
 # --- all batches, in another home -----------------------------------------------------------------------
 
 _NOT_COPIED = ("lake", "dagster", "logs", "run", "postgres", "inbox")
-"""What the home has made of its batches, or needs for its processes."""
+"""Folders of a home with what is made of its batches, or what only its processes need."""
 
 Contents = Mapping[tuple[str, str], str]
-"""Path of a table and window (``""`` for the current state) → content hash, where there are rows."""
+"""Path of a table and window (``""`` for the current state) → content hash; only where there are rows."""
 
 
 class NotMadeAgain(IngestError):
@@ -104,8 +105,7 @@ class NotMadeAgain(IngestError):
 
 @dataclass(frozen=True)
 class MadeAgain:
-    """The contents that the same batches gave, and the ``seconds`` of the pass, the start of Spark
-    included."""
+    """The contents that the same batches gave. ``seconds``: duration of the pass, with the start of Spark."""
 
     contents: Contents
     seconds: float
@@ -130,8 +130,8 @@ def contents(settings: Settings) -> Contents:
 def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> MadeAgain:
     """Take the batches of ``home`` through every layer in the new home ``folder``; return the contents.
 
-    ``changed``: settings that differ there. No process may run on ``home`` meanwhile. Raises ``NotMadeAgain``
-    with the last line of the pass's output if it fails.
+    ``changed``: settings that differ in the new home. No process may run on ``home`` meanwhile. Raises
+    ``NotMadeAgain`` with the last line of the pass's output if the pass fails.
     """
     copy_batches(home, folder)
     own = {"home": folder, "storage": None, "dagster_pg_url": None}
@@ -140,7 +140,7 @@ def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> 
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "omnisupport_ingest.cli.main", "materialize"],
-        # Not where a .env file says what is None there.
+        # In a folder without an .env file, which could set what is None here.
         cwd=folder,
         env=outside | settings_environment(there),
         stdin=subprocess.DEVNULL,
@@ -159,9 +159,11 @@ def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> 
 
 
 def copy_batches(home: Home, folder: Path) -> None:
-    """Make the new home ``folder``, of folders, with what landed in ``home`` and nothing that was made of it.
+    """Make the new home ``folder``, which keeps everything in folders, with the landed batches of ``home``
+    only.
 
-    Of a home in a bucket its objects are brought first: the new one must not come to the same tables.
+    If ``home`` is in a bucket, its objects are downloaded first: the new home must not write to the same
+    tables.
     """
     for each in storage_of(home.landing / "any").listed(home.landing):
         at_hand(each.path)

@@ -1,7 +1,7 @@
 """One pass over a home without daemon and webserver: source, capture and runs, each only if it is needed.
 
-``sync``, ``capture --once``, ``materialize``, ``rebuild`` and ``replay`` use it. Spark is started for the
-first run, so a pass that finds nothing new takes seconds.
+``sync``, ``capture --once``, ``materialize``, ``rebuild`` and ``replay`` use it. Spark starts with the first
+run, so a pass that finds nothing new takes seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.verify.proof import Proof
 
 NONE, IN_SAMPLE, FULL = "none", "sample", "full"
-"""How a pass compares source and lake at its end."""
+"""How a pass compares source and lake at its end: not at all, in a sample, or in full."""
 
 
 class NothingMoves(IngestError):
@@ -44,7 +44,7 @@ class NothingMoves(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a pass reports: ``say`` takes a line of text, ``landed`` a batch that capture has landed."""
+    """Where a pass reports. ``say`` takes a line of text; ``landed`` a batch that capture has landed."""
 
     say: Callable[[str], None]
     landed: Callable[[Manifest], None]
@@ -59,7 +59,7 @@ class OnePass:
     supervisor: Supervisor
     progress: Progress
     left_out: IngestError | None = field(default=None, init=False)
-    """What is wrong with the tables that the last capture left out."""
+    """The error of the tables that the last capture left out; None if it left out none."""
     _spark_launched: bool = field(default=False, init=False)
     _spark_started: bool = field(default=False, init=False)
     _session: SparkSession | None = field(default=None, init=False)
@@ -72,9 +72,9 @@ class OnePass:
         self.progress.say(line)
 
     def start_source(self, source: Settings) -> None:
-        """Start the embedded server if ``source`` is in it and it does not run; then connect to the source.
+        """Start the embedded server if ``source`` is in it and it does not run; then connect to ``source``.
 
-        Raises ``BadDsn`` or ``SourceUnavailable`` if a configured source does not answer.
+        Raises ``BadDsn``, and ``SourceUnavailable`` if a configured source does not answer.
         """
         from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
         from omnisupport_ingest.sources.postgres.session.connection import connect
@@ -87,10 +87,11 @@ class OnePass:
     def capture(
         self, source: Settings, workspace: Workspace, until: Lsn, *, then_run: bool = False
     ) -> list[Manifest]:
-        """Land everything of the log of ``source`` that committed below ``until``, snapshots first.
+        """Land everything of the log of ``source`` that committed below ``until``, snapshots first; return
+        the batches.
 
-        ``then_run``: a run follows, so Spark starts beside capture once a batch has landed.
-        Returns the batches. A table that cannot be followed is left out, and named in ``left_out``.
+        ``then_run``: a run follows, so Spark starts beside capture once a batch has landed. A table that
+        cannot be followed is left out; ``left_out`` names it.
         """
         from omnisupport_ingest.sources.postgres.capture.capture import capture_once
 
@@ -106,13 +107,13 @@ class OnePass:
         return batches
 
     def materialize(self, workspace: Workspace) -> list[FinishedRun]:
-        """Take everything that has landed, of every source, through every layer; no merge waits.
+        """Take everything that has landed, of every source, through every layer, and do not delay any merge.
 
         Raises ``RunFailed`` at the first run that fails, ``NothingMoves``, and ``IngestError`` for a gap.
         """
         self.prepare()
-        # No later run would merge what waits.
-        # Capture may have let contracts learn since it was opened.
+        # No later run would make a delayed merge. And the workspace may be outdated: capture may have let
+        # contracts learn columns since it was opened.
         workspace = workspace.current().merging_at_once()
         done: list[FinishedRun] = []
         for source in workspace.contracts.sources():
@@ -120,14 +121,14 @@ class OnePass:
         return done
 
     def prepare(self) -> None:
-        """Write Dagster's files of the home, which runs need."""
+        """Write the files of Dagster that runs of the home need."""
         from omnisupport_ingest.runtime.dagster_home import remove_old_run_logs, write_dagster_home
 
         write_dagster_home(self.settings, self.home)
         remove_old_run_logs(self.home)
 
     def spark(self) -> SparkSession:
-        """A session on the Spark of this pass."""
+        """Return a session on the Spark of this pass."""
         from omnisupport_ingest.runtime.spark import session
 
         self._start_spark()
@@ -136,7 +137,7 @@ class OnePass:
         return self._session
 
     def close_spark(self) -> None:
-        """Close the session before its server ends: afterwards closing it would be retried for minutes."""
+        """Close the session before its server ends; afterwards closing would be retried for minutes."""
         if self._session is not None:
             self._session.stop()
             self._session = None
@@ -184,7 +185,7 @@ class OnePass:
 
     def _launch_spark(self) -> None:
         self._spark_launched = True
-        # What is missing is raised by the run, when everything has landed.
+        # The run reports what is missing, once everything has landed.
         with suppress(IngestError):
             services.launch_spark(self.supervisor, self.settings, self.home)
 
@@ -196,7 +197,7 @@ class OnePass:
 
 @contextmanager
 def one_pass(settings: Settings, home: Home, command: str, progress: Progress) -> Iterator[OnePass]:
-    """Yield a pass that has ``home`` to itself; everything that it started is stopped at the end.
+    """Yield a pass that has ``home`` to itself. At the end, everything that it started is stopped.
 
     Raises ``HomeInUse`` if the platform or another pass runs on the home.
     """
@@ -213,7 +214,8 @@ def one_pass(settings: Settings, home: Home, command: str, progress: Progress) -
 
 @dataclass(frozen=True)
 class Synced:
-    """What ``sync_log`` did: the log is in the lake up to ``lsn``. Without a comparison ``proof`` is None."""
+    """The result of ``sync_log``: the lake has the log up to ``lsn``. ``proof``: None without a
+    comparison."""
 
     source: str
     lsn: Lsn
@@ -229,7 +231,7 @@ class Synced:
 def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced:
     """Take the log that the settings of ``workspace`` name into the lake, up to what has committed by now.
 
-    ``comparison``: ``NONE``, ``IN_SAMPLE`` or ``FULL``. Raises what capture, runs and comparison raise.
+    ``comparison``: ``NONE``, ``IN_SAMPLE`` or ``FULL``. Raises the errors of capture, runs and comparison.
     """
     from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
@@ -243,7 +245,7 @@ def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced
     until = current_wal_lsn(source_dsn(settings, the_pass.home))
     the_pass.say(f"Capturing {settings.source} up to {until} …")
     landed = the_pass.capture(settings, workspace, until, then_run=True)
-    # Before the comparison, which waits for every open transaction of the server in order to be exact.
+    # Before the comparison: to be exact, that waits for every open transaction of the server.
     runs = the_pass.materialize(workspace)
     proof = None
     if comparison != NONE:
@@ -277,7 +279,7 @@ def _locked(home: Home, command: str) -> Iterator[None]:
 
 
 def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, str]:
-    """The tags of a run that replays the windows among ``windows`` in which late events landed."""
+    """Return the tags of a run that replays those of ``windows`` in which late events landed."""
     from omnisupport_ingest.defs import keys
     from omnisupport_ingest.layers.late_replay import LateReplay
 
@@ -293,7 +295,7 @@ def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, 
 def _ranges(workspace: Workspace, windows: Iterable[str]) -> tuple[WindowRange, ...]:
     from omnisupport_ingest.layers.run_requests import plan_runs
 
-    # The pass has the home for itself: no run is in progress, and the newest partition is the open window.
+    # The pass has the home to itself: no run is in progress, and the newest partition is the open window.
     newest = workspace.grid.truncate(datetime.now(UTC)).strftime(KEY_FORMAT)
     return plan_runs(workspace.grid, windows, in_progress=(), newest=newest).ranges
 

@@ -2,7 +2,7 @@
 
 A temporary slot exports a snapshot of the source and names its LSN. Once everything below that LSN has gone
 through every layer, the dimension must hold the same rows as the source. If a dimension has newer events by
-then, these events are applied to the source's rows first, and the result is compared.
+then, they are first applied to the source's rows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
-    """The counts of each source table (``schema.table``) that has events; a message without a table counts
-    as ``""``.
+    """Return the counts of each source table (``schema.table``) that has events; ``""`` counts messages
+    without a table.
 
-    Of raw, the events that were judged: those that landed since are not of this version. Sealed windows
+    Of raw, only judged events count: those that landed later are not of the compared version. Sealed windows
     (``layers.removed``) are left out.
     """
     judged, raw = EventFiles.opened(workspace, source), workspace.raw(source).open()
@@ -72,7 +72,7 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
             accepted.setdefault(dict(file.partition)["source_table"] or "", []).append(file)
     for name, files in accepted.items():
         alike = [table for table in counts if table.rpartition(".")[2] == name]
-        # Their rows are counted by their schema only where tables of two schemas share the name.
+        # The schemas are told apart only if tables of two schemas have the same name.
         if len(alike) == 1:
             rows = {alike[0]: sum(file.rows for file in files)}
         else:
@@ -100,7 +100,7 @@ _SCRATCH = "proof-"
 """Prefix of folders with rows during a comparison; the identity of the process follows."""
 
 SAMPLE = 1000
-"""Keys per table that a sample has by default."""
+"""Default number of keys per table in a sample."""
 
 
 class ProofNotReached(IngestError):
@@ -114,8 +114,8 @@ class ProofNotReached(IngestError):
 class Proof:
     """The outcome of a comparison at ``lsn``; ``events`` and ``tables`` have an entry per table.
 
-    ``sample``: about how many keys per table were compared; None if every row was, and only then there are
-    ``events``.
+    ``sample``: about how many keys per table were compared; None if every row was. ``events`` exist only in
+    the latter case.
     """
 
     lsn: Lsn
@@ -152,17 +152,17 @@ def prove(
     """Compare tables of the PostgreSQL source with their dimensions, at one LSN.
 
     Args:
-        spark: returns a session; called only if a dimension has newer events than the LSN, or net changes
-            wait for their merge, which is then made.
-        advance: called with the LSN, again and again, while the lake is behind it. Without it capture and
-            pipeline must be running.
+        spark: returns a session; called only if a dimension has newer events than the LSN, or if net
+            changes wait for their merge, which is then made.
+        advance: called with the LSN, again and again, while the lake is behind it. Without it, capture
+            and pipeline must be running.
         seconds: how long the lake may take to reach the LSN.
         tables: names of contracts; all of the source if empty.
         sample: compare about this many keys per table; None compares every row.
 
     Raises:
         ProofNotReached: the lake has not reached the LSN after ``seconds``.
-        TableIncomplete: a table has no state at the LSN, as its snapshot was read later.
+        TableIncomplete: a table has no state at the LSN, because its snapshot was read later.
     """
     from omnisupport_ingest.read.protected_rows import protect_rows
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
@@ -182,7 +182,7 @@ def prove(
                 protect_rows(contract, path, secrets)
                 expected.append(_Expected(contract, path, rows))
         progress.reached(f"waiting until the lake is at LSN {lsn}")
-        # The slot of the snapshot is dropped by now, so waiting retains no WAL.
+        # The slot of the snapshot has been dropped, so waiting retains no WAL.
         _Wait(workspace, contracts, lsn).until_over(advance or (lambda _lsn: time.sleep(0.5)), seconds)
         _require_complete(workspace, source, contracts, lsn)
         _merge_what_waits(workspace, spark, contracts)
@@ -198,9 +198,9 @@ def prove(
 
 
 class _Wait:
-    """Waits until everything below ``lsn`` has landed, and the tables of ``contracts`` hold it.
+    """Waits until everything below ``lsn`` has landed and the tables of ``contracts`` have it.
 
-    Batches that land later are not waited for: while the source has traffic, there are always some.
+    It does not wait for batches that land later: while the source has traffic, there are always some.
     """
 
     def __init__(self, workspace: Workspace, contracts: Sequence[TableContract], lsn: Lsn) -> None:
@@ -210,7 +210,7 @@ class _Wait:
         self._versions: dict[str, int] | None = None
 
     def until_over(self, advance: Callable[[Lsn], None], seconds: float) -> None:
-        """Call ``advance`` until it is over; ``ProofNotReached`` after ``seconds``."""
+        """Call ``advance`` until the wait is over. Raises ``ProofNotReached`` after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not self._is_over():
             if time.monotonic() > deadline:
@@ -227,7 +227,7 @@ class _Wait:
         if pending.nothing:
             return True
         if self._versions is None:
-            # Windows that a run is making again hold what was decided before, too.
+            # A window that a run is making again still has what was judged before.
             lacking = pending.batch_ids.union(pending.half_done)
             self._awaited = lacking if self._awaited is None else self._awaited & lacking
             if self._awaited:
@@ -246,14 +246,14 @@ class _Wait:
         return {name: snapshot.version for name, snapshot in found if snapshot is not None}
 
     def _is_shown(self, contract: TableContract) -> bool:
-        """Whether the dimension shows the net changes that were the newest, or waits for something else than
-        a run that is between the two."""
+        """Whether the dimension shows the net changes that were the newest when the wait began, or waits for
+        something other than a run that has written net changes and not yet the dimension."""
         from omnisupport_ingest.lake.layout import WHOLE_TABLE
         from omnisupport_ingest.layers.delayed_merge import waiting_merge
         from omnisupport_ingest.layers.retyping import waiting
         from omnisupport_ingest.layers.shown import newer_windows
 
-        # The dimension first: what it names of the net changes is there by then.
+        # The dimension is read first: the net changes that it names then exist when they are read.
         dimension = self._workspace.dimension(contract).look()
         net_changes = self._workspace.net_changes(contract).look()
         held = [each for each in (net_changes, dimension) if each is not None]
@@ -261,7 +261,7 @@ class _Wait:
             return True
         state = dimension.state(WHOLE_TABLE) if dimension is not None else None
         if waiting_merge(contract, state, net_changes) is not None:
-            # It is merged before it is compared.
+            # The comparison merges it first.
             return True
         shown = state.checkpoint.upstream_version if state is not None else None
         newest = (self._versions or {}).get(contract.name, net_changes.version)
@@ -284,7 +284,7 @@ class _Wait:
 def _merge_what_waits(
     workspace: Workspace, spark: Callable[[], SparkSession], contracts: Sequence[TableContract]
 ) -> None:
-    """Merge net changes that a contract lets wait: the dimensions alone are compared."""
+    """Make the merges that a contract delays: only the dimensions are compared."""
     from omnisupport_ingest.lake.layout import WHOLE_TABLE
     from omnisupport_ingest.layers import dimensions
     from omnisupport_ingest.layers.delayed_merge import waiting_merge
@@ -300,7 +300,7 @@ def _merge_what_waits(
 def _require_complete(
     workspace: Workspace, source: str, contracts: Sequence[TableContract], lsn: Lsn
 ) -> None:
-    """Refuse tables without a known state at ``lsn``: they would differ though the lake has no fault."""
+    """Refuse tables without a known state at ``lsn``: they would differ although the lake is right."""
     from omnisupport_ingest.read.as_of import require_complete
 
     epoch = workspace.landing(source).current_epoch()
@@ -321,14 +321,14 @@ def _compare(
 
     contract, rows = expected.contract, expected.rows
     dimension = DimensionVersion.newest(workspace, contract)
-    # Checked again now that the version is fixed: a snapshot of the table may have landed meanwhile.
+    # Checked again for the fixed version: a snapshot of the table may have landed meanwhile.
     _require_complete(workspace, contract.source, [contract], lsn)
     epoch = workspace.landing(contract.source).current_epoch()
     assert epoch is not None
     chosen = Sample(rows.below, dimension.accepted, dimension.withheld, epoch.number, lsn.value)
     by_key, of_the_table = changed_since(contract, chosen)
     if not of_the_table and (sample is not None or not by_key):
-        # A sample leaves out the keys that have changed since.
+        # A sample leaves out the keys that have changed since the snapshot.
         live = rows.live if sample is not None else None
         return compare(contract, expected.path, dimension.files, sample=chosen, source_live=live)
     table = workspace.dimension(contract).folder
@@ -336,7 +336,8 @@ def _compare(
 
 
 def require_progress(workspace: Workspace) -> None:
-    """``IngestError`` if neither a platform nor a capture runs that could bring the lake to the source."""
+    """Raise ``IngestError`` if neither a platform nor a capture runs that could bring the lake up to the
+    source."""
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
     from omnisupport_ingest.sources.postgres.session.lease import take_lease

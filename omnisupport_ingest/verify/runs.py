@@ -1,7 +1,7 @@
-"""Runs the ingest job without a daemon: each run in a process of its own, one after the other.
+"""Runs the ingest job without a daemon: each run in its own process, one after the other.
 
-The memory of a run is freed with its process, as with Dagster's own launcher. The process ends when its
-parent ends.
+A run's memory is freed with its process, as with Dagster's own launcher. The process ends when its parent
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowRange
 
 _END_SECONDS = 30.0
-"""How long a run may take to end after SIGTERM."""
+"""Seconds that a run may take to end after SIGTERM."""
 
 
 class RunFailed(IngestError):
@@ -39,7 +39,7 @@ class FinishedRun:
     first: str
     last: str
     batches: int
-    """Batches that waited when the run was started; 0 for a replay."""
+    """Number of batches that waited when the run started; 0 for a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class IngestRuns:
         return str(self.home.logs / "ingest-run.log")
 
     def run(self, request: RunRequest, *, batches: int = 0) -> FinishedRun:
-        """Run the request and wait for its end; ``batches`` wait for it. Raises ``RunFailed``."""
+        """Run the request and wait for its end. ``batches``: number of batches that wait for it. Raises
+        ``RunFailed``."""
         answer = self._answer(request)
         if not answer["succeeded"]:
             raise self._failed(answer, request.span)
@@ -94,7 +95,7 @@ class IngestRuns:
         return FinishedRun(answer["run_id"], request.source, windows.first, windows.last, batches)
 
     def _answer(self, request: RunRequest) -> dict[str, Any]:
-        """The JSON object that the process of the run prints at its end."""
+        """Return the JSON object that the process of the run prints at its end."""
         from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
         environment = dagster_environment(self.settings, self.home)
@@ -104,7 +105,7 @@ class IngestRuns:
             child = subprocess.Popen(
                 [sys.executable, "-m", "omnisupport_ingest.cli.main", "ingest-run", *request.arguments],
                 env={**os.environ, **environment, "PYTHONWARNINGS": "ignore"},
-                # Open as long as this process lives: the run does not outlive it.
+                # The pipe is open as long as this process lives, so the run does not outlive it.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,6 +1,6 @@
 """The services of ``up``, ``demo`` and a pass: embedded server, Spark, capture, workload, inbox watcher.
 
-Each is a command of ours that a supervisor starts; ``say`` takes the progress, a line at a time.
+Each is a command of ours that a supervisor starts; ``say`` takes lines of progress.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WATCHER = "land"
 
 _START_SECONDS = 120.0
 SEED = 1
-"""Seed of the rows that the embedded database begins with."""
+"""Seed of the first rows of the embedded database."""
 
 
 def start_source(
@@ -44,9 +44,9 @@ def start_source(
     *,
     seed: int = SEED,
 ) -> None:
-    """Start the embedded PostgreSQL, and make its domain where it is not there yet.
+    """Start the embedded PostgreSQL, and make its domain if it does not exist yet.
 
-    Raises ``HomeInUse`` if somebody runs the server by hand.
+    Raises ``HomeInUse`` if a person runs the server by hand.
     """
     from omnisupport_ingest.demo.domains import embedded_domain
     from omnisupport_ingest.sources.postgres.session.dsn import embedded_server
@@ -54,7 +54,7 @@ def start_source(
     server = embedded_server(settings, home)
     lock_holder = holder(home, EMBEDDED_SERVER)
     if lock_holder is not None and lock_holder.command == POSTGRES:
-        # Its end would take the server away from under what is about to be started.
+        # When that command ends, it would stop the server that the services need.
         raise HomeInUse(
             f"The embedded PostgreSQL of {home.path} is run by {lock_holder}.",
             fix=f"{lock_holder.stop}, then start again.",
@@ -70,9 +70,10 @@ def start_source(
 
 
 def check_source(settings: Settings, home: Home, warn: Say) -> None:
-    """Raise what a person must change at the log of ``settings`` before its capture can start.
+    """Raise the problem that a person must fix at the log of ``settings`` before its capture can start.
 
-    A source that does not answer is only a warning, as capture tries again. The embedded one is not checked.
+    A source that does not answer only causes a warning, because capture tries again. The embedded source is
+    not checked.
     """
     if settings.source_dsn is None:
         return
@@ -88,7 +89,7 @@ def check_source(settings: Settings, home: Home, warn: Say) -> None:
 
 
 def launch_spark(supervisor: Supervisor, settings: Settings, home: Home) -> None:
-    """Launch what ``start_spark`` waits for, so that it starts beside the services that come before it."""
+    """Launch the server for which ``start_spark`` waits, so that it starts beside earlier services."""
     if settings.spark_remote is None:
         from omnisupport_ingest.runtime.spark_connect import launch_spark_connect
 
@@ -96,7 +97,7 @@ def launch_spark(supervisor: Supervisor, settings: Settings, home: Home) -> None
 
 
 def start_spark(supervisor: Supervisor, settings: Settings, home: Home, say: Say) -> None:
-    """Start the warm Spark Connect server of the home, unless the settings name one that runs elsewhere."""
+    """Start the warm Spark Connect server of the home, unless the settings name one elsewhere."""
     if settings.spark_remote is not None:
         say(f"Spark is at {settings.spark_server}.")
         return
@@ -107,9 +108,9 @@ def start_spark(supervisor: Supervisor, settings: Settings, home: Home, say: Say
 
 
 def capture(settings: Settings, name: str | None = None) -> Service:
-    """The capture of the log ``name``, by default of the settings' own source.
+    """Return the capture of the log ``name`` as a service; by default, of the settings' own source.
 
-    It is started again when it fails, as a source may be away for hours.
+    It is restarted when it fails, because a source may be away for hours.
     """
     if name is None or name == settings.source:
         return _own(CAPTURE, settings, grace=30.0)
@@ -117,23 +118,23 @@ def capture(settings: Settings, name: str | None = None) -> Service:
 
 
 def watch_inbox_when_used(supervisor: Supervisor, settings: Settings, home: Home) -> None:
-    """Start the watcher of the home's inbox as soon as somebody has made that folder."""
+    """Start the watcher of the home's inbox as soon as that folder exists."""
     if WATCHER not in supervisor.names and home.inbox.is_dir():
         supervisor.start(_own(WATCHER, settings, "--watch", grace=30.0))
 
 
 def workload(settings: Settings, rate: float) -> Service:
-    """Traffic of ``rate`` changes per second."""
+    """Return the workload as a service: traffic of ``rate`` changes per second."""
     return _own(WORKLOAD, settings, f"--rate={rate}")
 
 
 def metrics(settings: Settings, listen: str) -> Service:
-    """Metrics for Prometheus, and health, on ``metrics_port`` of the address ``listen``."""
+    """Return the service for Prometheus metrics and health, on ``metrics_port`` of the address ``listen``."""
     return _own(METRICS, settings, f"--listen={listen}")
 
 
 def alarms(settings: Settings) -> Service:
-    """What tells people that something is wrong."""
+    """Return the service that reports problems to people."""
     return _own(ALARMS, settings, "--watch")
 
 
@@ -148,7 +149,7 @@ def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> S
 
 
 def _is_kept(home: Home) -> bool:
-    """Whether the service of this supervisor runs the server, not an earlier one that is ending it."""
+    """Whether the service of this supervisor runs the server, not an earlier service that is stopping it."""
     lock_holder = holder(home, EMBEDDED_SERVER)
     return lock_holder is not None and lock_holder.pid == running_services(home.run).get(POSTGRES)
 
@@ -156,7 +157,7 @@ def _is_kept(home: Home) -> bool:
 def _accepts(server: EmbeddedPostgres) -> bool:
     """Whether the server answers and has its database, which it makes after its first start.
 
-    The question goes to another database: a connection to one that does not exist yet is logged as FATAL.
+    It connects to another database: PostgreSQL logs a connection to a missing one as FATAL.
     """
     import psycopg2
 

@@ -1,4 +1,5 @@
-"""A social network: users, posts, follows, comments and likes, two of them with keys of two columns."""
+"""A social network: users, posts, follows, comments and likes. Two of the tables have a key of two
+columns."""
 
 from omnisupport_ingest.demo.domain import Domain
 from omnisupport_ingest.demo.social import scenes

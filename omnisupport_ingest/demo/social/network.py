@@ -1,4 +1,4 @@
-"""The social network as its traffic sees it: who is famous, and which pairs may still be made."""
+"""The social network as its traffic sees it: who is famous, and which pairs do not exist yet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from omnisupport_ingest.demo.rows import LONG_TEXT
 from omnisupport_ingest.demo.social.rows import TABLES, RowMaker, famous
 
 _TRIES = 20
-"""Draws for a pair that there is not yet: the famous are followed by nearly everybody."""
+"""Most draws for a pair that does not exist yet: nearly everybody follows the famous."""
 
 
 class Network(Actor):
-    """A connection to the social network; in every run somebody joins."""
+    """A connection to the social network. In every run somebody joins."""
 
     def __init__(self, connection: psycopg2.extensions.connection, seed: int) -> None:
         super().__init__(connection, seed, TABLES, "social.users_id_seq")
@@ -23,15 +23,15 @@ class Network(Actor):
         self._next_post = 1 + max((cast(int, key[0]) for key in self.keys["posts"].live), default=0)
 
     def anybody(self) -> object:
-        """A user, each as likely."""
+        """Return a user; all are equally likely."""
         return self.rng.choice(self.keys["users"].live)[0]
 
     def famous(self, table: str) -> object:
-        """A user or post, the first of them far more often than the rest."""
+        """Return a user or post; the first ones are far more likely than the rest."""
         return famous(self.rng, self.keys[table].live)
 
     def join(self, count: int) -> list[Key]:
-        """Insert ``count`` users; their keys."""
+        """Insert ``count`` users; return their keys."""
         self.insert("users", [self.rows.user() for _ in range(count)])
         self.cursor.execute("SELECT currval('social.users_id_seq')")
         last = cast(int, self.one()[0])
@@ -44,7 +44,8 @@ class Network(Actor):
         return (self._next_post - 1,)
 
     def add_posts(self, user: object, count: int, content: str | None = None) -> list[Key]:
-        """Insert ``count`` posts, of ``user`` or, where None, of the famous; ``content`` where given."""
+        """Insert ``count`` posts of ``user`` (None: of the famous), with ``content`` if given; return their
+        keys."""
         post_keys = [self.new_post_key() for _ in range(count)]
         rows = [self.rows.post(key[0], self.famous("users") if user is None else user) for key in post_keys]
         if content is not None:
@@ -55,7 +56,7 @@ class Network(Actor):
         return post_keys
 
     def new_pairs(self, table: str, count: int) -> list[Key]:
-        """Up to ``count`` keys of follows or likes that there are not: somebody, and somebody or a post."""
+        """Return up to ``count`` keys of follows or likes that do not exist: a user, and a user or a post."""
         target = "users" if table == "follows" else "posts"
         pairs: dict[Key, None] = {}
         for _ in range(_TRIES * count):
@@ -73,7 +74,7 @@ class Network(Actor):
         self.keys[table].add(pairs)
 
     def with_long_content(self, count: int) -> list[Key]:
-        """Keys of ``count`` posts whose content is stored out of line; fewer if there are fewer."""
+        """Return the keys of up to ``count`` posts whose content is stored out of line."""
         return self.rows_of(
             "SELECT id FROM social.posts WHERE octet_length(content) > %s ORDER BY id DESC LIMIT %s",
             (LONG_TEXT, count),

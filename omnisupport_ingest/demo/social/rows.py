@@ -85,13 +85,13 @@ class RowMaker(Rows):
         )
 
     def interests(self) -> list[str | None] | None:
-        """NULL, or an array of up to three elements, some of them NULL, quoted or with commas."""
+        """Return NULL, or an array of up to three elements, some of them NULL, quoted or with commas."""
         if self._rng.random() < 0.2:
             return None
         return [self._rng.choice(_INTERESTS) for _ in range(self._rng.randrange(4))]
 
     def content(self) -> str | None:
-        """One in five is long, one in ten (a picture alone) is NULL, the rest is short."""
+        """Return a content: one in five is long, one in ten (a picture alone) is NULL, the rest is short."""
         draw = self._rng.random()
         if draw < 0.2:
             return self.long_text()
@@ -133,17 +133,18 @@ class RowMaker(Rows):
 
 
 SKEW = 4
-"""Of a list in order of fame, the one at ``len * random ** SKEW`` is chosen: a hundredth of the posts has a
-third of the likes, and a tenth has more than half."""
+"""From a list in order of fame, the element at ``len * random ** SKEW`` is chosen: a hundredth of the posts
+gets a third of the likes, and a tenth more than half."""
 
 
 def famous(rng: random.Random, keys: list[Key]) -> object:
-    """The first column of one of ``keys``, which are in order of fame."""
+    """Return the first column of one of ``keys``, which are in order of fame."""
     return keys[int(len(keys) * rng.random() ** SKEW)][0]
 
 
 def fill(cursor: Cursor, seed: int, posts: int) -> None:
-    """Insert ``posts``, a user for four of them, two comments, two follows and four likes for each."""
+    """Insert ``posts``: a user for every four of them, and for each two comments, two follows and four
+    likes."""
     rng = random.Random(f"seed {seed}")  # noqa: S311 (repeatable, not secret)
     rows = RowMaker(rng)
     users: list[Key] = [(number,) for number in range(1, posts // 4 + 6)]

@@ -1,6 +1,6 @@
-"""What every workload of the social network contains: the cases that change data capture gets wrong.
+"""The scenes of every workload of the social network: cases that change data capture often gets wrong.
 
-Keys change where accounts are merged, in tables whose key is two columns; nothing is truncated here.
+Keys change when accounts are merged, in tables with a key of two columns. Nothing is truncated here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def people_write_anything(network: Network) -> None:
 
 
 def accounts_are_closed_and_one_returns(network: Network) -> None:
-    """Soft deletes of users and of some of their posts in one transaction; one account is alive again."""
+    """Soft-delete users and some of their posts in one transaction; then one account is alive again."""
     leaving = network.rows_of("SELECT id FROM social.users WHERE deleted_at IS NULL ORDER BY id LIMIT 2")
     written = network.rows_of(
         "SELECT id FROM social.posts WHERE user_id = ANY(%s) AND deleted_at IS NULL ORDER BY id LIMIT 5",
@@ -55,7 +55,7 @@ def accounts_are_closed_and_one_returns(network: Network) -> None:
 
 
 def a_post_goes_viral(network: Network) -> None:
-    """The same row again and again, in one transaction and in the next; everybody likes it."""
+    """Change the same row many times, in one transaction and in the next; everybody likes it."""
     with network.transaction():
         [post] = network.add_posts(None, 1)
     fans = [(key[0], post[0]) for key in network.keys["users"].some(network.rng, 12)]
@@ -69,7 +69,7 @@ def a_post_goes_viral(network: Network) -> None:
 
 
 def long_posts_are_left_alone_and_set(network: Network) -> None:
-    """Visibility and nothing else; then another long content, and NULL."""
+    """Change nothing but the visibility; then set another long content, and NULL."""
     first, second = network.with_long_content(2)
     with network.transaction():
         count = network.update(
@@ -84,7 +84,8 @@ def long_posts_are_left_alone_and_set(network: Network) -> None:
 
 
 def likes_are_taken_back_and_given_again(network: Network) -> None:
-    """The same key of two columns: gone and back in one transaction, and in two; born and gone within one."""
+    """Delete and insert the same key of two columns: in one transaction, in two, and born and gone within
+    one."""
     likes = network.keys["likes"]
     with network.transaction():
         [pair] = likes.some(network.rng, 1)
@@ -102,7 +103,7 @@ def likes_are_taken_back_and_given_again(network: Network) -> None:
 
 
 def two_accounts_become_one(network: Network) -> None:
-    """Follows and likes of one account go to another: one column of a key of two changes."""
+    """Move follows and likes of one account to another: one column of a two-column key changes."""
     with network.transaction():
         [kept] = network.join(1)
     [merged] = network.keys["follows"].some(network.rng, 1)
@@ -116,7 +117,7 @@ def two_accounts_become_one(network: Network) -> None:
 
 
 def a_follow_is_turned_round(network: Network) -> None:
-    """Both columns of a key change at once."""
+    """Change both columns of a key at once."""
     follows = network.keys["follows"]
     old = next(key for key in follows.live if (key[1], key[0]) not in follows)
     with network.transaction():
@@ -125,7 +126,7 @@ def a_follow_is_turned_round(network: Network) -> None:
 
 
 def somebody_is_forgotten(network: Network) -> None:
-    """The newest user is deleted for good, with everything that is theirs, in one transaction."""
+    """Delete the newest user for good, with everything that is theirs, in one transaction."""
     user = network.keys["users"].live[-1]
     with network.transaction():
         for table, columns in (
@@ -148,7 +149,7 @@ def somebody_is_forgotten(network: Network) -> None:
 
 
 def minds_are_changed(network: Network) -> None:
-    """A transaction rolled back whole; then a savepoint rolled back inside one that commits."""
+    """Roll back a whole transaction; then roll back a savepoint inside one that commits."""
     with network.rolled_back_transaction():
         _regret(network)
         network.delete("likes", network.keys["likes"].some(network.rng, 3))
@@ -177,7 +178,7 @@ AFTER_THE_MIDDLE: tuple[Scene[Network], ...] = (
 
 
 def _regret(network: Network) -> None:
-    """Insert rows without noting their keys: they are about to be taken back."""
+    """Insert rows without recording their keys, because they will be rolled back."""
     user = list(network.rows.user())
     user[_FULL_NAME] = ROLLED_BACK
     network.insert("users", [tuple(user)])

@@ -1,4 +1,4 @@
-"""Ordinary traffic of the social network: likes and comments above all, most on the same few posts."""
+"""Ordinary traffic of the social network: mostly likes and comments, most of them on the same few posts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def comment(network: Network, count: int) -> None:
 
 
 def rank_posts(network: Network, count: int) -> None:
-    """The score changes, most often of the hot ones; the content is left alone, so a long one is not sent."""
+    """Change the score, most often of popular posts. The content is not touched, so a long one is not
+    sent."""
     hot = {network.famous("posts"): None for _ in range(count)}
     network.update(
         "posts",
@@ -105,7 +106,7 @@ def mute(network: Network, count: int) -> None:
 
 
 def remove_and_restore(network: Network, count: int, table: str = "posts") -> None:
-    """Soft deletes and their reversal, whatever state the row is in."""
+    """Soft-delete rows, or undo that, whatever state they are in."""
     network.update(
         table,
         "deleted_at = v1::timestamptz, updated_at = v2",
@@ -159,4 +160,4 @@ ORDINARY: Mapping[Action[Network], int] = {
     like_again: 3,
     follow_again: 2,
 }
-"""What happens on any day, by its share."""
+"""Ordinary actions → their share."""

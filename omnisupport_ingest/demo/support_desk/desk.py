@@ -13,7 +13,7 @@ from omnisupport_ingest.demo.support_desk.rows import TABLES, RowMaker
 
 
 class Desk(Actor):
-    """A connection to the support desk; every run makes organizations."""
+    """A connection to the support desk. Every run makes organizations."""
 
     def __init__(self, connection: psycopg2.extensions.connection, seed: int) -> None:
         super().__init__(connection, seed, TABLES, "support.organizations_id_seq")
@@ -25,7 +25,7 @@ class Desk(Actor):
             self._next_comment[ticket] = max(self._next_comment.get(ticket, 1), number + 1)
 
     def renumber(self, table: str, old: Key, new: Key) -> None:
-        """Give a row a new key and touch nothing else that is stored out of line."""
+        """Give a row a new key, and touch no other column that is stored out of line."""
         self.change_key(table, old, new, self.rows.now() if table == "tickets" else None)
 
     def insert_organization(self) -> Key:
@@ -48,12 +48,12 @@ class Desk(Actor):
         return UUID(int=self.rng.getrandbits(128), version=4)
 
     def new_agent_handle(self) -> str:
-        """A handle with the random part that keeps it apart from those that a TRUNCATE forgot."""
+        """Return a handle with a random part, so that it differs from those before a TRUNCATE."""
         self._next_agent += 1
         return f"agent-{self._next_agent:04d}-{self.rng.getrandbits(32):08x}"
 
     def new_row(self, table: str, key: Key) -> tuple[object, ...]:
-        """A new row of customers, tickets or ticket_comments with ``key``."""
+        """Return a new row of customers, tickets or ticket_comments with ``key``."""
         if table == "ticket_comments":
             return self.rows.comment(cast(tuple[int, int], key))
         organization = cast(int, self.rng.choice(self.keys["organizations"].live)[0])
@@ -66,7 +66,7 @@ class Desk(Actor):
         return cast(str, self.rng.choice(live)[0]) if live and self.rng.random() < 0.9 else None
 
     def with_long_body(self, table: str, count: int) -> list[Key]:
-        """The first ``count`` keys of rows whose body is stored out of line; fewer if there are fewer."""
+        """Return up to ``count`` keys of rows whose body is stored out of line, the first ones."""
         named_table = self.tables[table]
         return self.rows_of(
             f"SELECT {named_table.key_columns} FROM {named_table.name} WHERE octet_length(body) > %s "

@@ -73,7 +73,7 @@ class RowMaker(Rows):
     prose = _PROSE
 
     def body(self) -> str | None:
-        """One in three is long, one in ten is NULL, the rest is short."""
+        """Return a body: one in three is long, one in ten is NULL, the rest is short."""
         draw = self._rng.random()
         if draw < 0.33:
             return self.long_text()
@@ -154,13 +154,13 @@ class RowMaker(Rows):
         )
 
     def tags(self) -> list[str | None] | None:
-        """NULL, or an array of up to three elements, some of them NULL, quoted or with commas."""
+        """Return NULL, or an array of up to three elements, some of them NULL, quoted or with commas."""
         if self._rng.random() < 0.15:
             return None
         return [self._rng.choice(_SKILLS) for _ in range(self._rng.randrange(4))]
 
     def amount(self, digits: int) -> Decimal | None:
-        """An amount of money with up to ``digits`` digits before the point, or NULL."""
+        """Return an amount of money with up to ``digits`` digits before the point, or NULL."""
         if self._rng.random() < 0.1:
             return None
         return Decimal(self._rng.randrange(10 ** (digits + 1))) / 100
@@ -170,7 +170,8 @@ _AGENTS = 24
 
 
 def fill(cursor: Cursor, seed: int, tickets: int) -> None:
-    """Insert ``tickets``: two comments for each, a customer for three, an organization for 60; 24 agents."""
+    """Insert ``tickets``: two comments for each, a customer for every three, an organization for every 60;
+    and 24 agents."""
     rng = random.Random(f"seed {seed}")  # noqa: S311 (repeatable, not secret)
     rows = RowMaker(rng)
     organizations = range(1, tickets // 60 + 2)

@@ -1,4 +1,4 @@
-"""What every workload of the support desk contains: the cases that change data capture gets wrong."""
+"""The scenes of every workload of the support desk: cases that change data capture often gets wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def people_have_awkward_names(desk: Desk) -> None:
 
 
 def customers_leave_and_one_returns(desk: Desk) -> None:
-    """The source's own soft delete: ``deleted_at`` is set, and for one customer is NULL again."""
+    """Use the source's own soft delete: ``deleted_at`` is set, and for one customer is NULL again."""
     desk.cursor.execute("SELECT id FROM support.customers WHERE deleted_at IS NULL ORDER BY id LIMIT 2")
     leaving = [tuple(row) for row in desk.cursor.fetchall()]
     with desk.transaction():
@@ -62,7 +62,7 @@ def values_become_unknown(desk: Desk) -> None:
 
 
 def long_bodies_are_left_alone_and_set(desk: Desk) -> None:
-    """Status and nothing else; then another long body, a short one, and NULL."""
+    """Change nothing but the status; then set another long body, a short one, and NULL."""
     first, second = desk.with_long_body("tickets", 2)
     with desk.transaction():
         count = desk.update("tickets", "status = v1::support.ticket_status", [(first, ("pending",))])
@@ -76,7 +76,7 @@ def long_bodies_are_left_alone_and_set(desk: Desk) -> None:
 
 
 def a_ticket_gets_another_number(desk: Desk) -> None:
-    """A new primary key with a long body unsent; the comments follow, one of them with a long body."""
+    """Change a primary key with a long body unsent; the comments follow, one of them with a long body."""
     [old] = desk.with_long_body("tickets", 1)
     new = desk.new_ticket_key()
     moved = [key for key in desk.keys["ticket_comments"].live if key[0] == old[0]]
@@ -100,7 +100,7 @@ def a_comment_is_renumbered(desk: Desk) -> None:
 
 
 def keys_are_swapped(desk: Desk) -> None:
-    """Two tickets and two comments exchange keys over a temporary one, bodies unsent."""
+    """Exchange the keys of two tickets and of two comments through a temporary key, bodies unsent."""
     tickets, comments = desk.with_long_body("tickets", 2), desk.with_long_body("ticket_comments", 2)
     with desk.transaction():
         _swap(desk, "tickets", tickets[0], tickets[1], (10**15,))
@@ -108,7 +108,8 @@ def keys_are_swapped(desk: Desk) -> None:
 
 
 def rows_are_deleted_and_come_back(desk: Desk) -> None:
-    """Re-inserted in a later transaction, in the same one, and born and gone within one."""
+    """Delete rows and insert them again: in a later transaction, in the same one, and born and gone within
+    one."""
     with desk.transaction():
         traffic.delete_tickets(desk, 2)
         traffic.delete_comments(desk, 1)
@@ -125,9 +126,9 @@ def rows_are_deleted_and_come_back(desk: Desk) -> None:
 
 
 def minds_are_changed(desk: Desk) -> None:
-    """A transaction rolled back whole; then a savepoint rolled back inside one that commits.
+    """Roll back a whole transaction; then roll back a savepoint inside one that commits.
 
-    The rows that are taken back carry ``ROLLED_BACK``, so that they can be looked for downstream.
+    The rolled-back rows contain ``ROLLED_BACK``, so that a search downstream must not find it.
     """
     with desk.rolled_back_transaction():
         _insert_regretted(desk)
@@ -142,7 +143,7 @@ def minds_are_changed(desk: Desk) -> None:
 
 
 def the_staff_is_replaced(desk: Desk) -> None:
-    """TRUNCATE, then a new set of agents, some under handles that were there before."""
+    """TRUNCATE, then insert new agents, some with handles that existed before."""
     before = [cast(str, key[0]) for key in desk.keys["agents"].live]
     with desk.transaction():
         desk.truncate("agents")
@@ -185,7 +186,7 @@ def _swap(desk: Desk, table: str, one: Key, other: Key, between: Key) -> None:
 
 
 def _insert_regretted(desk: Desk) -> None:
-    """Insert rows without noting their keys: they are about to be taken back."""
+    """Insert rows without recording their keys, because they will be rolled back."""
     customer = list(desk.new_row("customers", (str(desk.new_uuid()),)))
     customer[_FULL_NAME] = ROLLED_BACK
     ticket = list(desk.new_row("tickets", desk.new_ticket_key()))

@@ -30,7 +30,7 @@ def register_customers(desk: Desk, count: int) -> None:
 
 
 def move_tickets_along(desk: Desk, count: int) -> None:
-    """Status, priority and rating change; the body is left alone, so a long one is not sent."""
+    """Change status, priority and rating. The body is not touched, so a long one is not sent."""
     desk.update(
         "tickets",
         "status = v1::support.ticket_status, priority = v2::smallint, "
@@ -75,7 +75,7 @@ def bill_customers(desk: Desk, count: int) -> None:
 
 
 def close_and_reopen_accounts(desk: Desk, count: int) -> None:
-    """Soft deletes and their reversal, whatever the customer's state is."""
+    """Soft-delete customers, or undo that, whatever state they are in."""
     desk.update(
         "customers",
         "deleted_at = v1::timestamptz, updated_at = v2",
@@ -87,7 +87,7 @@ def close_and_reopen_accounts(desk: Desk, count: int) -> None:
 
 
 def renumber_comments(desk: Desk, count: int) -> None:
-    """Change primary keys; the bodies are left alone."""
+    """Change primary keys; the bodies are not touched."""
     comments = desk.keys["ticket_comments"]
     changes = [(old, desk.new_comment_key(old[0])) for old in comments.some(desk.rng, count)]
     done = desk.update(
@@ -139,4 +139,4 @@ ORDINARY: Mapping[Action[Desk], int] = {
     delete_tickets: 4,
     restore_tickets: 3,
 }
-"""What happens on any day, by its share."""
+"""Ordinary actions → their share."""

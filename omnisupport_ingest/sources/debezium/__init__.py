@@ -1,1 +1,1 @@
-"""Files of Debezium events: the second way in. ``land.land`` takes one file in as one batch."""
+"""Ingestion of Debezium events from files. ``land.land`` lands one file as one batch."""

@@ -1,4 +1,4 @@
-"""One change of Debezium, whichever shape its line has."""
+"""One change of Debezium, whatever the form of its line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from omnisupport_ingest.sources.debezium.positions import order_of
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change, snapshot row or truncate; the values are those of the JSON.
+    """A change, a row of a snapshot, or a truncate. Its values are those of the JSON.
 
     ``op``: ``c``, ``u``, ``d``, ``r`` or ``t``. ``before`` and ``after``: column → value. ``key``: the
     record's key, column → value; None if the file has none. ``fields`` and ``key_fields``: the Connect
-    schemas of the columns by name, empty without a schema. ``old_key``: of a key change, on its ``c``.
-    ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``position``: commit and ordinal, where they are
-    not made of PostgreSQL's ``lsn``; then ``ordered_by`` is the order that they are of.
+    schemas of the columns by name, empty without a schema. ``old_key``: on the ``c`` of a key change, the key
+    before it. ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``position``: commit and ordinal, if
+    they do not follow from PostgreSQL's ``lsn``; ``ordered_by`` is then the order to which they belong.
     """
 
     op: str

@@ -1,7 +1,8 @@
-"""PostgreSQL's texts of a column of many lines, from the letters that stand in the lines.
+"""Makes PostgreSQL's texts of one column of many lines, from the bytes of the lines.
 
-A text is taken as it stands: a plain line has no escape that ``json`` would not write. Times, numbers and
-bytes are converted at once (``column_values``); what that does not know, value by value, as of a single line.
+A text is taken over unchanged: a plain line has only escapes that ``json`` would write. Times, numbers and
+bytes are converted together (``column_values``). Values that ``column_values`` does not know are converted
+one by one, as in a single line.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from omnisupport_ingest.sources.debezium.values import (
 from omnisupport_ingest.sources.postgres.protocol.text_columns import escape, escaped
 
 _TEXTS = frozenset({"text", "character varying", "varchar", "uuid", "json", "jsonb", "xml", "inet", "cidr"})
-"""Types whose arrays are read at once."""
+"""Types whose arrays are read in bulk."""
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint", "oid"})
 _CONVERTED = {
     **dict.fromkeys(("numeric", "bytea", "timestamptz", "timetz"), Walk.text),
     **dict.fromkeys(("timestamp", "date", "time", "interval"), Walk.whole),
 }
-"""Types whose texts are made of values, and what these come as if they come as no text."""
+"""Types whose values are converted → how a value without a Connect schema stands in the line."""
 _STEPS = {
     "string": Walk.text,
     "bytes": Walk.text,
     **dict.fromkeys(("int8", "int16", "int32", "int64"), Walk.whole),
 }
-"""Connect's type → what its values come as."""
+"""Connect's type → how its values stand in the line."""
 _UNSENT = pa.array([escape(each) for each in UNAVAILABLE_TEXTS], pa.string())
 _IN_A_LIST = "|".join(map(re.escape, sorted(DISGUISES)))
 _UNSENT_LENGTHS = np.unique([len(escape(each)) for each in UNAVAILABLE_TEXTS])
@@ -62,10 +63,10 @@ class NotOrdinary(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """A column called ``name``: what its values are in JSON, and what they become.
+    """The column ``name``: how its values stand in JSON, and the PostgreSQL type that they get.
 
-    ``schema``: what stands beside its values as theirs, empty if nothing does. ``as_it_is``: the text is the
-    letters that it came as, but for the quotes of a JSON string.
+    ``schema``: its Connect schema; empty if it has none. ``as_it_is``: PostgreSQL's text is the text in the
+    line, without the quotes of a JSON string.
     """
 
     name: str
@@ -77,11 +78,11 @@ class Column:
 
     @property
     def verbatim(self) -> bool:
-        """Whether its members are the same in a line and in an image, name, quotes and all."""
+        """Whether a member stands in an image exactly as in the line, with its name and quotes."""
         return self.as_it_is and self.step is Walk.text
 
     def keep(self, block: Block, slot: Slot) -> Flags | None:
-        """Which of the values surely were sent (no unchanged TOAST); None: all."""
+        """Return which values were certainly sent (are no unchanged TOAST); None: all."""
         if self.step is Walk.text:
             return _is_sent(block, slot)
         if self.step in (Walk.texts, Walk.texts_apart):
@@ -89,7 +90,8 @@ class Column:
         return None
 
     def texts(self, block: Block, slot: Slot) -> pa.StringArray:
-        """PostgreSQL's texts, as they stand between the quotes of a JSON string. ``ValueFault``"""
+        """Return PostgreSQL's texts, as they stand between the quotes of a JSON string. Raises
+        ``ValueFault``."""
         if self.as_it_is:
             return cut(block, slot, inside=1 if self.step is Walk.text else 0)
         if self.step is Walk.flag:
@@ -103,7 +105,8 @@ class Column:
         return pc.replace_with_mask(at_once, pa.array(left), escaped(self._each(block, slot[left])))
 
     def _at_once(self, block: Block, slot: Slot) -> pa.StringArray | None:
-        """The texts of all values that are converted at once, null for the others; None: no value is."""
+        """Return the texts of all values that can be converted in bulk, null for the others; None if no value
+        can."""
         is_text = self.step is Walk.text
         if is_text and (zone := self._zone) is not None:
             return zoned(block, slot, zone)
@@ -116,7 +119,8 @@ class Column:
 
     @property
     def _zone(self) -> str | None:
-        """What ``text_of`` writes behind a moment in UTC that comes as a text; None: it is read as none."""
+        """Return what ``text_of`` appends to a UTC time that comes as a text; None: the text is not read as
+        such a time."""
         if has_meaning(self.schema):
             meaning = self.schema["name"]
             has_zone = (
@@ -129,7 +133,7 @@ class Column:
 
     def _each(self, block: Block, slot: Slot) -> pa.StringArray:
         values = cut(block, slot).to_pylist()
-        # Of a fraction every digit counts.
+        # Every digit of a fraction counts.
         read: Callable[[str], Any] = parse_row if self.step is Walk.number else orjson.loads
         found = (None if each is None else read(each) for each in values)
         return pa.array(
@@ -140,8 +144,11 @@ class Column:
 def column_of(
     name: str, target: Target, sample: Any, handling: Handling, schema: Schema, *, separator: int = 1
 ) -> Column:
-    """The column of ``target``; ``NotOrdinary`` for values that are read one by one. ``sample``: one of them.
-    ``schema``: as of ``Column``. ``separator``: letters between the elements of a list."""
+    """Return the column of ``target``. Raises ``NotOrdinary`` if its values must be read one by one.
+
+    ``sample``: one of its values. ``schema``: as of ``Column``. ``separator``: the text between the elements
+    of a list.
+    """
     column = partial(Column, name, target=target, handling=handling, schema=schema)
     is_text, kind = isinstance(sample, str), schema.get("type")
     if isinstance(sample, dict) and _is_variable(schema, target):
@@ -169,7 +176,7 @@ def column_of(
 
 
 def _is_variable(schema: Schema, target: Target) -> bool:
-    """Whether objects are decimals with scales of their own."""
+    """Whether objects in the column are decimals, each with its own scale."""
     return schema["name"] == VARIABLE_SCALE if has_meaning(schema) else target.name == "numeric"
 
 

@@ -1,8 +1,9 @@
-"""Dates, times, numbers and bytes of a column of many lines, made into PostgreSQL's texts at once.
+"""Converts dates, times, numbers and bytes of a column of many lines to PostgreSQL's texts in bulk.
 
-``values`` gives the meaning of a single value; here a whole column is converted by arithmetic. What comes out
-is JSON's letters between quotes, null for every value that this module does not know (``infinity``, a year
-before 1000, a number of many digits): that one is read by itself. Both ways must give the same text.
+``values`` defines the meaning of a single value; here arithmetic converts a whole column. The result is the
+text between the quotes of JSON, null for every value that this module does not know (``infinity``, a year
+before 1000, a number of many digits): such a value is then converted alone. Both ways must give the same
+text.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from omnisupport_ingest.sources.debezium.targets import Target
 from omnisupport_ingest.sources.debezium.values import has_meaning, is_single
 
 Converter: TypeAlias = Callable[[pa.StringArray], pa.StringArray]
-"""Makes the texts of a column from the letters that stand in its lines, quotes left out."""
+"""Makes the texts of a column from the values in its lines, without quotes."""
 
 _FIRST_DAY, _LAST_DAY = -354_285, 2_932_896
 """Days from 1970 to 1000-01-01 and to 9999-12-31: between them every year has four digits."""
 _FIRST_MICROS, _LAST_MICROS = _FIRST_DAY * DAY, (_LAST_DAY + 1) * DAY - 1
 _MILLI, _MICRO, _NANO = 1_000, 1, 0
-"""Microseconds of a unit; those of a nanosecond are counted by division."""
+"""Microseconds per unit. Nanoseconds are converted by division."""
 
 _DAYS = ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date")
 _MOMENTS = {
@@ -50,18 +51,21 @@ _CLOCKS = {
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 _MOST_SCALE, _MOST_SCALES = 38, 16
-"""The largest scale that is converted at once, and how many different ones of a column are."""
+"""The largest scale that is converted in bulk, and the most different scales in one column."""
 _PLAIN_DECIMAL = r"^-?(0|[1-9][0-9]{0,150})(\.[0-9]{1,150})?$"
 _FLOAT_DIGITS = {True: 6, False: 15}
-"""Decimal digits that a ``real`` (true) and a ``double precision`` keep: each such number has a float of its
-own, so its own digits are the shortest that read as that float."""
+"""Decimal digits that a ``real`` (true) and a ``double precision`` keep. A number with at most so many digits
+has a float of its own, so its own digits are the shortest that read as that float."""
 _HEX_PREFIX = r"\\x"
-"""What PostgreSQL's text of bytes begins with, as it stands in JSON."""
+"""The beginning of PostgreSQL's text of bytes, as it stands in JSON."""
 
 
 def converter_of(schema: Schema, target: Target, handling: Handling, *, is_text: bool) -> Converter | None:
-    """Return what converts a column of whose values ``text_of`` makes PostgreSQL's text; None if nothing
-    here does. ``is_text``: its values are JSON texts, not numbers."""
+    """Return a converter to the texts that ``text_of`` makes of values of the column; None if this module has
+    none.
+
+    ``is_text``: its values are JSON texts, not numbers.
+    """
     found = _of_text(schema, target, handling) if is_text else _of_number(schema, target)
     return found if found is None else partial(_checked, found)
 
@@ -115,7 +119,7 @@ def _scale_of(schema: Schema, target: Target) -> int | None:
 
 
 def _checked(convert: Converter, values: pa.StringArray) -> pa.StringArray:
-    """``convert``, or nothing of a column that Arrow cannot take."""
+    """Return the result of ``convert``; nulls if Arrow cannot convert the column."""
     try:
         return convert(values)
     except pa.ArrowInvalid:
@@ -137,15 +141,15 @@ def _moments(values: pa.StringArray, *, unit: int, zone: str) -> pa.StringArray:
 
 
 def _clocks(values: pa.StringArray, *, unit: int) -> pa.StringArray:
-    # All of a day is 24:00:00, which Arrow has not.
+    # The end of a day is 24:00:00, which Arrow does not have.
     return _without_zeros(_micros(values, unit, 0, DAY - 1).cast(pa.time64("us")).cast(pa.string()))
 
 
 def _micros(values: pa.StringArray, unit: int, first: int, last: int) -> pa.Int64Array:
-    """Numbers in ``unit`` as microseconds, null beyond ``first`` to ``last``."""
+    """Return numbers in ``unit`` as microseconds, null outside of ``first`` to ``last``."""
     numbers = values.cast(pa.int64())
     if unit == _NANO:
-        # Rounded down, as Python does; Arrow divides towards zero.
+        # Rounded down, as Python does; Arrow rounds towards zero.
         quotient = pc.divide(numbers, 1000)
         numbers = pc.if_else(
             pc.less(numbers, pc.multiply(quotient, 1000)), pc.subtract(quotient, 1), quotient
@@ -161,7 +165,7 @@ def _between(numbers: pa.Int64Array, first: int, last: int) -> pa.Int64Array:
 
 
 def _without_zeros(texts: pa.StringArray) -> pa.StringArray:
-    """Times of six digits behind the second, without the zeros at their end."""
+    """Return times with six digits of fraction without the trailing zeros."""
     return pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".")
 
 
@@ -171,7 +175,7 @@ def _without_zeros(texts: pa.StringArray) -> pa.StringArray:
 def _floats(values: pa.StringArray, *, single: bool) -> pa.StringArray:
     has_point = pc.match_substring(values, ".")
     digits = pc.subtract(pc.binary_length(values), pc.add(has_point.cast(pa.int32()), _signs(values)))
-    # From 1e-4 up to so many digits PostgreSQL writes no exponent. JSON's -0 is a whole number, which is 0.
+    # PostgreSQL writes no exponent from 1e-4 up to so many digits. JSON's -0 is the whole number 0.
     plain = pc.and_(
         pc.match_substring_regex(values, _PLAIN_DECIMAL), pc.less_equal(digits, _FLOAT_DIGITS[single])
     )
@@ -189,15 +193,19 @@ def _decimals(values: pa.StringArray) -> pa.StringArray:
 
 
 def _decimals_or_unscaled(values: pa.StringArray, *, scale: int) -> pa.StringArray:
-    """Decimals, which have a point, and unscaled numbers in base64, which have none. Eight letters of base64
-    are a name, too."""
+    """Return decimals, recognised by their point, and unscaled numbers in base64, which have none, as
+    decimals.
+
+    ``Infinity`` would also be eight characters of base64; it gives null.
+    """
     has_point = pc.match_substring(values, ".")
     texts = pc.if_else(has_point, _decimals(values), _unscaled(values, scale=scale))
     return _where(pc.not_equal(values, "Infinity"), texts)
 
 
 def _unscaled(values: pa.StringArray, *, scale: int) -> pa.StringArray:
-    """Unscaled numbers of up to eight bytes in base64 as decimals of ``scale`` digits behind the point."""
+    """Return unscaled numbers of up to eight bytes in base64 as decimals with ``scale`` digits after the
+    point."""
     numbers, known = _numbers_of_base64(values)
     known &= numbers != np.iinfo(np.int64).min
     digits = pa.array(np.abs(numbers), mask=~known).cast(pa.string())
@@ -210,7 +218,7 @@ def _unscaled(values: pa.StringArray, *, scale: int) -> pa.StringArray:
 
 
 def variable_decimals(values: pa.StringArray) -> pa.StringArray:
-    """Objects of a scale and an unscaled number as decimals."""
+    """Return objects of a scale and an unscaled number as decimals."""
     scale_texts, unscaled = pc.extract_regex(values, VARIABLE_DECIMAL).flatten()
     scales = scale_texts.cast(pa.int64())
     texts = pa.nulls(len(values), pa.string())
@@ -236,12 +244,12 @@ _SIX_BITS[_PAD] = 0
 _URL_SAFE = _SIX_BITS.copy()
 _URL_SAFE[list(b"-_")], _URL_SAFE[list(b"+/")] = _SIX_BITS[list(b"+/")], _NO_LETTER
 _HEX = np.frombuffer(b"".join(b"%02x" % each for each in range(256)), np.uint16)
-"""Two letters for each byte."""
+"""The two hexadecimal digits of each byte."""
 _LETTERS_OF_NUMBERS = (4, 8, 12)
 
 
 def _numbers_of_base64(values: pa.StringArray) -> tuple[npt.NDArray[np.int64], Flags]:
-    """The numbers (big-endian, signed), and which of ``values`` are of one to eight bytes in base64."""
+    """Return the numbers (big-endian, signed), and which of ``values`` are one to eight bytes in base64."""
     letters, bounds = _letters_of(values)
     lengths = np.diff(bounds)
     numbers, known = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
@@ -265,7 +273,7 @@ def _numbers_of_base64(values: pa.StringArray) -> tuple[npt.NDArray[np.int64], F
 
 
 def _signed(six_bits: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64]:
-    """The numbers of ``size`` bits whose bits are those of each row, six in each element."""
+    """Return the signed numbers of ``size`` bits whose bits each row has, six per element."""
     found = np.zeros(len(six_bits), np.uint64)
     for place in range(six_bits.shape[1]):
         left = size - 6 * (place + 1)
@@ -278,7 +286,7 @@ def _signed(six_bits: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64
 
 
 def _base64(values: pa.StringArray, *, url_safe: bool) -> pa.StringArray:
-    """Bytes in base64 as PostgreSQL's hexadecimal ones."""
+    """Return bytes in base64 in PostgreSQL's hexadecimal form."""
     lengths = pc.binary_length(values)
     whole = np.asarray(pc.fill_null(pc.equal(pc.bit_wise_and(lengths, 3), 0), False))
     if not whole.any():
@@ -291,7 +299,7 @@ def _base64(values: pa.StringArray, *, url_safe: bool) -> pa.StringArray:
     is_pad = letters == _PAD
     pad_at = np.flatnonzero(is_pad)
     pad_row = np.searchsorted(bounds, pad_at, "right") - 1
-    # At the end alone, and two at most.
+    # Padding may only stand at the end, and is at most two characters.
     last = ends[pad_row] - 1
     right[pad_row[(pad_at < last - 1) | ~is_pad[last]]] = False
     right[np.searchsorted(bounds, np.flatnonzero(bits == _NO_LETTER), "right") - 1] = False
@@ -320,7 +328,7 @@ def _hexadecimal(values: pa.StringArray) -> pa.StringArray:
 
 
 def _letters_of(values: pa.StringArray) -> tuple[Letters, Places]:
-    """The letters of all of ``values``, and the bounds of each, of which there is one more."""
+    """Return the bytes of all ``values``, and their bounds: one more than there are values."""
     _, offsets, content = values.buffers()
     bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
     letters: Any = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
@@ -336,12 +344,12 @@ _DAYS_OF_MONTHS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], 
 
 
 def zoned(block: Block, slot: Slot, zone: str) -> pa.StringArray:
-    """``2026-02-28T13:14:15.120000Z``, quotes around it, as ``2026-02-28 13:14:15.12`` and ``zone`` behind
-    it; null for everything that is not of this form."""
+    """Return ``2026-02-28T13:14:15.120000Z``, in quotes, as ``2026-02-28 13:14:15.12`` followed by ``zone``;
+    null for every text of another form."""
     lengths = slot.ends - slot.begins
     rows = np.flatnonzero(~slot.is_null & (lengths >= _SHORTEST) & (lengths <= _LONGEST))
     lengths = lengths[rows]
-    # Behind the shortest there may be other things, which are not looked at.
+    # After the shortest text other bytes may follow; they are not looked at.
     size = len(block.letters) - _WIDTH + 1
     windows = np.ndarray((size, _WIDTH), np.uint8, buffer=block.content, strides=(1, 1))
     made = windows[slot.begins[rows] + 1]
@@ -362,7 +370,7 @@ def zoned(block: Block, slot: Slot, zone: str) -> pa.StringArray:
     has_point = lengths > _SHORTEST
     right &= ~has_point | ((made[:, 19] == ord(".")) & (fraction_digits > 0))
     right &= block.letters[slot.ends[rows] - 2] == ord("Z")
-    # The zeros at the end of a fraction go, and a point without one.
+    # The trailing zeros of a fraction are removed, and a point without digits after it.
     in_fraction = (places >= 20) & is_digit & (digits != 0)
     kept = np.where(in_fraction.any(axis=1), _WIDTH - in_fraction[:, ::-1].argmax(axis=1), 19)
     texts = _cut_behind(made[right], kept[right], rows[right], len(slot.begins))
@@ -370,7 +378,8 @@ def zoned(block: Block, slot: Slot, zone: str) -> pa.StringArray:
 
 
 def _cut_behind(made: Letters, kept: Places, rows: Places, count: int) -> pa.StringArray:
-    """The first ``kept`` letters of each row of ``made``, as a time; null but in ``rows`` of ``count``."""
+    """Return the first ``kept`` characters of each row of ``made``, as a time; null except in ``rows`` of
+    ``count``."""
     full = made.copy()
     full[:, 10] = ord(" ")
     lengths, offsets = np.zeros(count, np.int64), np.zeros(count + 1, np.int32)

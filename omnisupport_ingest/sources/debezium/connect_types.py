@@ -1,8 +1,8 @@
-"""The type of PostgreSQL that the Connect schema of a column tells.
+"""The PostgreSQL type that the Connect schema of a column implies.
 
-It is less than the source has: a ``varchar(20)``, an ``inet`` and a ``citext`` all come as texts, and what
-the connector's modes change (decimals as texts, times as texts) is another type here. So types that events
-tell are compared with one another, never with the contract.
+It says less than the source's type: a ``varchar(20)``, an ``inet`` and a ``citext`` all come as texts. And
+what the modes of the connector change (decimals as texts, times as texts) is another type here. So types from
+events are compared with one another, never with the contract.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def shown_column(name: str, schema: Schema) -> ShownColumn:
-    """Return the column ``name`` as ``schema``, its Connect schema, tells it; empty if it has none."""
+    """Return the column ``name`` as its Connect ``schema`` describes it; empty: it has none."""
     optional = schema.get("optional")
     not_null = not optional if isinstance(optional, bool) else None
     return ShownColumn(name, pg_type(schema), not_null, _labels(schema))
 
 
 def pg_type(schema: Schema) -> str:
-    """Return the type that ``schema`` tells, as ``format_type`` writes it; empty if it tells none."""
+    """Return the type that ``schema`` implies, as ``format_type`` writes it; empty if it implies none."""
     meaning, kind = str(schema.get("name") or ""), str(schema.get("type") or "")
     if meaning == _DECIMAL:
         scale, precision = _parameter(schema, "scale"), _parameter(schema, "connect.decimal.precision")
@@ -78,7 +78,7 @@ def pg_type(schema: Schema) -> str:
     if kind == "array" and isinstance(items, dict):
         element = pg_type(items)
         return f"{element}[]" if element else ""
-    # Another name says that there is more to it than its type.
+    # A schema with an unknown name says more than its type does.
     return "" if meaning else _BY_TYPE.get(kind, "")
 
 

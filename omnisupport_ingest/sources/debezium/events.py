@@ -1,4 +1,4 @@
-"""A change as the event that lands: its position, its identity, its images."""
+"""Makes the event that lands from a change: its position, its identity, its images."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from omnisupport_ingest.sources.debezium.images import NO_IMAGES, Images, Reader
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL, SNAPSHOT_BASE, TIME, TRANSACTION, packed
 
 DEFAULT_SCHEMA = "public"
-"""The schema of a table that neither the event, its topic nor a contract places."""
+"""The schema of a table for which event, topic and contract name none."""
 
 NOT_READ = "?"
-"""Schema and table of a line that cannot be read, where nothing else tells what table its file is of."""
+"""Schema and table of a line that cannot be read, if nothing names the table of its file."""
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -31,7 +31,7 @@ _HASH_DIGITS = 16
 
 
 class Events:
-    """Makes the landed events of one source. ``contracts``: of that source."""
+    """Makes the landed events of one source. ``contracts``: those of that source."""
 
     def __init__(self, contracts: Sequence[TableContract], handling: Handling) -> None:
         self._contracts = {each.table_name: each for each in contracts}
@@ -45,20 +45,21 @@ class Events:
         return self._contracts.get((event.source_schema, event.source_table))
 
     def event(self, change: Change, epoch: int, row: int | None, envelope: str) -> LandedEvent:
-        """``change`` of line ``row`` (None: of no file) as an event of ``epoch``; ``LineFault`` if it cannot
-        land.
+        """Return ``change`` of line ``row`` (None: of no file) as an event of ``epoch``.
 
-        ``misplaced`` is left to the caller, who knows the events before it.
+        Raises ``LineFault`` if it cannot land. The caller, who knows the events before it, sets
+        ``misplaced``.
         """
         table_name = (self._schema_of(change), change.table)
         images = self._reader(table_name).read(change)
         return self._event(change, table_name, images, epoch, row)._replace(envelope=envelope)
 
     def odd_event(self, change: Change, epoch: int, row: int | None, envelope: str) -> LandedEvent:
-        """``change``, of which ``event`` makes none, as an event that judging surely keeps out
-        (``malformed_image``). ``LineFault`` if not even its position can be read.
+        """Return ``change``, which ``event`` refuses, as an event that judging surely keeps out
+        (``malformed_image``).
 
-        Where its key can be read it is of that row, and says which columns it carried; else of none.
+        If its key can be read, the event is of that row, and says which columns it carried; else it is of no
+        row. Raises ``LineFault`` if not even its position can be read.
         """
         table_name, images = (change.schema or DEFAULT_SCHEMA, change.table), NO_IMAGES
         with suppress(LineFault):
@@ -71,9 +72,9 @@ class Events:
     def unread_event(
         self, moment: datetime | None, context: LineContext, epoch: int, row: int | None, envelope: str
     ) -> LandedEvent:
-        """Return a line that is not a change as an event without a row: below all others, and for quarantine.
+        """Return a line that is not a change as an event of no row, below all others, for quarantine.
 
-        ``moment``: when it was, None if nothing says; then it is of no window.
+        ``moment``: its time; None if unknown: it is then in no window.
         """
         named = self._handling.table_of(context.name)
         return LandedEvent(
@@ -126,7 +127,7 @@ class Events:
 
 
 def _event(change: Change, table_name: TableName, images: Images, epoch: int, row: int | None) -> LandedEvent:
-    """All of it but its identity."""
+    """Return the event without its identity."""
     commit_lsn, ordinal = _position(change)
     return LandedEvent(
         epoch=epoch,
@@ -167,8 +168,8 @@ def _identity(
 ) -> str | None:
     """Return what distinguishes events at one position; None if a position has only one event.
 
-    ``readable``: the columns that land readable where the others are encrypted; None where nothing is. No
-    identity holds a hash of what is encrypted: it would stay when the key is destroyed.
+    ``readable``: the columns that land readable while the others are encrypted; None if nothing is encrypted.
+    An identity holds no hash of encrypted values: it would remain when the key is destroyed.
     """
     order = change.order
     if order in (TRANSACTION, ARRIVAL):
@@ -178,8 +179,8 @@ def _identity(
         return compact([*table_name, images.key])
     parts = [*table_name, images.key, change.op]
     if change.op == "r" or (images.key is None and change.op != "t"):
-        # A row that is read again is a later reading, never a collision; of a row without a key nothing
-        # else says which one it is.
+        # A row that is read again is a later reading, never a collision; for a row without a key, only the
+        # content says which row it is.
         row_images = (_only(images.before, readable), _only(images.after, readable))
         content = [*row_images, images.unchanged, change.ts.isoformat()]
         parts.append(hashlib.sha256(compact(content).encode()).hexdigest()[:_HASH_DIGITS])

@@ -1,4 +1,4 @@
-"""What JSON must hold where a value of a certain kind is expected; ``ValueFault`` if it holds another."""
+"""Checks that JSON has the expected kind of value; each function raises ``ValueFault`` if it has not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def number(value: Any) -> int:
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes that are encoded in ``text``."""
+    """Return the bytes that the base64 ``text`` encodes."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""What is wrong with a file of events or with one of its lines; never with a value in the message."""
+"""Errors of a file of events or of one of its lines. Their messages never contain a value."""
 
 from __future__ import annotations
 

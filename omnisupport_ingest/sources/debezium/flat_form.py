@@ -1,4 +1,4 @@
-"""The flat form of an event (``ExtractNewRecordState``): a row, and beside its columns what tells of it."""
+"""The flat form of an event (``ExtractNewRecordState``): a row whose metadata stands beside its columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnisupport_ingest.sources.debezium.handling import Handling
 
 OP, DELETED, TOTAL_ORDER = "op", "deleted", "transaction.total_order"
 TOLD = (OP, DELETED, TOTAL_ORDER, "ts_ms", "ts_us", "ts_ns", "schema", "table", "lsn", "sequence", "txId")
-"""What is asked for; all but the first three are members of Debezium's ``source``."""
+"""The metadata that is read; all but the first three are members of Debezium's ``source``."""
 
 _NAMES = frozenset(
     {"__op", "__deleted", "__table", "__db", "__schema", "__lsn", "__txId", "__sequence", "__name"}
@@ -20,8 +20,8 @@ _PREFIXES = ("__source_", "__transaction_", "__debezium")
 
 
 class Flat:
-    """A row of the flat form, taken apart: ``row`` are its columns. What tells about it stands beside them,
-    in the row or among the headers. ``is_flat``: whether anything says that it is of this form."""
+    """A line of the flat form, taken apart. ``row``: its columns. Its metadata stands beside them, in the row
+    or among the headers. ``is_flat``: there is metadata, so the line is of this form."""
 
     def __init__(self, headers: Mapping[str, Any], value: Mapping[str, Any], handling: Handling) -> None:
         self._handling = handling
@@ -30,21 +30,21 @@ class Flat:
         self.is_flat = any(self.name_of(each) in self._held for each in (OP, DELETED))
 
     def about(self, what: str) -> Any:
-        """The value of ``what``: one of ``TOLD``."""
+        """Return the value of ``what``, one of ``TOLD``."""
         return self._held.get(self.name_of(what))
 
     def name_of(self, what: str) -> str:
-        """The name of the member that tells ``what``; of two that may, the one that is there."""
+        """Return the name of the member that holds ``what``: of two possible names, the one that exists."""
         names = names_of(what, self._handling)
         return next((each for each in names if each in self._held), names[0])
 
     def is_about(self, name: str) -> bool:
-        """Whether a member is no column but tells of the row."""
+        """Whether a member is metadata of the row, not a column."""
         return is_metadata(name, self._handling)
 
 
 def is_metadata(name: str, handling: Handling) -> bool:
-    """Whether a member of this name is no column but tells of its row."""
+    """Whether a member of this name is metadata of its row, not a column."""
     prefix = handling.prefix
     if name in handling.fields.values():
         return True
@@ -54,7 +54,7 @@ def is_metadata(name: str, handling: Handling) -> bool:
 
 
 def names_of(what: str, handling: Handling) -> tuple[str, ...]:
-    """The names that the member which tells ``what`` may have; the first goes first."""
+    """Return the names that the member for ``what`` may have, the preferred one first."""
     fields, prefix = handling.fields, handling.prefix
     if what == TOTAL_ORDER:
         return (fields.get(what, f"{prefix}transaction_total_order"),)

@@ -1,4 +1,4 @@
-"""How a source writes its events, as far as the events do not tell: what its definition says of them."""
+"""How a source writes its events: the settings of its definition that the events themselves do not show."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from omnisupport_ingest.contracts.sources import load_source, sources_folder
 from omnisupport_ingest.settings import Settings
 
 QUARANTINE, REFUSE = "quarantine", "refuse"
-"""What becomes of a line that cannot be read: its event waits in quarantine, or its file does not land."""
+"""Policies for a line that cannot be read: its event waits in quarantine, or its file does not land."""
 
 BY_POSITION, BY_ARRIVAL = "position", "arrival"
-"""What orders events: what they say themselves (log position, else a time); or how they stand one behind the
-other in their file (files as they land) or in their partition."""
+"""What orders events: their own log position, or else their time; or their arrival: the order in their file
+(files in the order of landing) or in their partition."""
 
 DROP, DELETE = "drop", "delete"
-"""What a tombstone with a key is: the end of what a delete has said already, or the delete itself."""
+"""The meaning of a tombstone with a key: it follows a delete and adds nothing, or it is the delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTable:
-    """A table whose events do not name it: ``pattern`` (``*``, ``?``) is of file names or topics."""
+    """A table that its events do not name. ``pattern`` (``*``, ``?``) matches file names or topics."""
 
     pattern: str
     schema: str
@@ -35,15 +35,15 @@ class NamedTable:
 class Handling:
     """How a source writes its events.
 
-    ``decimals``: the connector's ``decimal.handling.mode`` (``double`` tells itself: it is a number).
-    ``binary``: its ``binary.handling.mode``; None is ``bytes``, which is base64 in JSON. ``tables``: where
-    an event names no table, the first whose pattern fits. ``fields``: of the flat form, what a member is
-    called that has another name than Debezium's own (``op``, ``deleted``, ``source.ts_ms`` …): its name in
-    the row or among the headers. ``prefix``: its ``add.fields.prefix``. ``bare_rows``: a row may come without
-    a word about it. ``time_columns``: where an event has no commit time, the first of them that is not null.
-    ``order``: ``BY_POSITION`` or ``BY_ARRIVAL``. ``tombstones``: ``DROP`` or ``DELETE``. ``odd_lines``:
-    ``QUARANTINE`` or ``REFUSE``. ``keys``: the names of the key columns of each table, by which a bare row is
-    told from the tombstone ``{"id": 1, "value": null}``; empty where one has a column ``value``.
+    ``decimals``: the connector's ``decimal.handling.mode`` (``double`` needs no setting: values are numbers).
+    ``binary``: its ``binary.handling.mode``; None means ``bytes``, which is base64 in JSON. ``tables``: if an
+    event names no table, the first whose pattern matches. ``fields``: for the flat form, the member or header
+    that holds a field of Debezium (``op``, ``deleted``, ``source.ts_ms`` …), if its name is not the default.
+    ``prefix``: its ``add.fields.prefix``. ``bare_rows``: a row may come without metadata. ``time_columns``:
+    if an event has no commit time, the first of these columns that is not null holds it. ``order``:
+    ``BY_POSITION`` or ``BY_ARRIVAL``. ``tombstones``: ``DROP`` or ``DELETE``. ``odd_lines``: ``QUARANTINE``
+    or ``REFUSE``. ``keys``: the names of the key columns of each table, which distinguish a bare row from the
+    tombstone ``{"id": 1, "value": null}``; empty if a table has a column ``value``.
     """
 
     decimals: str = "precise"
@@ -66,10 +66,10 @@ class Handling:
 
 @dataclass(frozen=True, slots=True)
 class LineContext:
-    """What is known of a line besides its text: file or topic, and times.
+    """What is known of a line besides its text.
 
-    ``name``: of its file or topic. ``moment``: its time where it tells none; None if there is no such time.
-    ``noted``: when it was written down, for a line that cannot be read: its event stands in that window.
+    ``name``: its file or topic. ``moment``: its time if the line has none; None if unknown. ``noted``: when
+    it was written; the event of a line that cannot be read is in the window of this time.
     """
 
     name: str = ""
@@ -81,8 +81,10 @@ PLAIN, ALONE = Handling(), LineContext()
 
 
 def handling_in_force(settings: Settings, source: str) -> Handling:
-    """How the events of ``source`` are read in the home of ``settings``; without a definition, as Debezium
-    writes by default. ``ContractError`` if the definition is wrong."""
+    """Return how the events of ``source`` are read in the home of ``settings``.
+
+    Without a definition: as Debezium writes by default. Raises ``ContractError`` if the definition is wrong.
+    """
     path = sources_folder(settings) / f"{source}.json"
     return handling_of(load_source(path).events if path.exists() else {})
 

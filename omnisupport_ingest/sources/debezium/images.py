@@ -1,4 +1,4 @@
-"""The columns of one event as the images that land: column → PostgreSQL's text, or null."""
+"""Makes the images that land from the columns of one event: column → PostgreSQL's text, or null."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Image = dict[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What an event lands: its key as a JSON array, its images as JSON objects, its unsent columns."""
+    """What lands of an event: its key as a JSON array, its images as JSON objects, its unsent columns."""
 
     key: str | None
     before: str | None
@@ -39,7 +39,7 @@ class Images:
 NO_IMAGES = Images(None, None, None, None, None)
 
 NOT_WHOLE = "[null]"
-"""As ``moved_from``: a key that is of no row. Judging keeps an event with it out, whatever else it holds."""
+"""A value of ``moved_from`` that is the key of no row. Judging keeps out every event that has it."""
 
 
 class Reader:
@@ -52,7 +52,8 @@ class Reader:
         self._handling = handling
 
     def read(self, change: Change) -> Images:
-        """The images of ``change``; ``LineFault`` names the column that cannot be read."""
+        """Return the images of ``change``. Raises ``LineFault``, which names the column that cannot be
+        read."""
         if change.op == "t":
             return NO_IMAGES
         sent = change.before if change.op == "d" else change.after
@@ -70,8 +71,11 @@ class Reader:
         )
 
     def read_oddly(self, change: Change) -> Images:
-        """The images of a change that ``read`` refuses, each value that cannot be read as the text it came
-        as, and marked so that none of it counts; ``LineFault`` if its key cannot be read."""
+        """Return the images of a change that ``read`` refuses.
+
+        A value that cannot be read lands as the text that was delivered; the images are marked, so that none
+        of their values counts. Raises ``LineFault`` if the key cannot be read.
+        """
         sent = change.before if change.op == "d" else change.after
         key = self._key_of(change, sent or {})
         row = {name: value for name, value in (change.after or {}).items() if not is_unavailable(value)}
@@ -85,8 +89,8 @@ class Reader:
         )
 
     def _before(self, change: Change, key: Image) -> Image:
-        # Of a deleted row the connector sends the replica identity, by default the key, and makes up
-        # the rest; which it is, the event does not tell.
+        # The connector sends the replica identity of a deleted row, by default the key, and makes up the
+        # other columns. The event does not say which columns are real.
         if change.op == "d":
             return key
         return self._image(change.before, change.fields) if change.op == "u" and change.before else {}
@@ -107,10 +111,10 @@ class Reader:
         return key
 
     def _moved_from(self, change: Change) -> str | None:
-        """The old key of a key change, where its ``d`` surely stands just below.
+        """Return the old key of a key change, if its ``d`` certainly stands just below it; else None.
 
-        Debezium writes the ``d`` and the ``c`` of a key change one after the other at one LSN, so with
-        ``total_order`` they are neighbours, unless the lower bits of the position begin again between them.
+        Debezium writes the ``d`` and the ``c`` of a key change one after the other at one LSN. So with
+        ``total_order`` they are neighbours, unless the lower bits of the position wrap around between them.
         """
         old, order = change.old_key, change.total_order
         if change.op != "c" or old is None or not order or not order % (1 << 14) or self._key is None:
@@ -132,6 +136,6 @@ class Reader:
             return text_of(value, schema, target or Target(), self._handling)
         except ValueFault as fault:
             if target is None:
-                # No contract asks for it; raw keeps it as it came.
+                # No contract names the column; raw keeps its value as delivered.
                 return json_text(value)
             raise LineFault(f"column {name!r}, {target.name} by its contract: {fault}", _FIX) from None

@@ -1,8 +1,8 @@
-"""A watched folder: each complete file in ``<inbox>/<source>`` lands, and is moved out of the way.
+"""A watched folder: lands each complete file in ``<inbox>/<source>``, then moves it away.
 
-A file goes to ``landed/`` or, with its reason beside it, to ``refused/``. Whatever stops this between
-landing and moving is harmless: the file is found again, and its content has landed. A file that can be
-neither landed nor refused stays where it is, and keeps no other from being taken.
+A file goes to ``landed/``, or to ``refused/`` with the reason beside it. A crash between landing and moving
+is harmless: the file is found again, and its content is known to have landed. A file that can be neither
+landed nor refused stays where it is and does not block the others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from omnisupport_ingest.sources.packed import PACKED
 ENDINGS = tuple(plain + packed for plain in (".jsonl", ".json") for packed in ("", *PACKED))
 LANDED, REFUSED = "landed", "refused"
 SETTLED_SECONDS = 2.0
-"""How long a file must have been left alone to count as complete."""
+"""Seconds that a file must have been unchanged to count as complete."""
 
 _SEEN = tuple[int, int, int]
-"""Inode, size and time of change of a file."""
+"""Inode, size and modification time of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Inbox:
     def look(self) -> Iterator[Taken]:
         """Take every complete file, by source and name.
 
-        What is not a file's fault (a full disk, say) is raised once the others were tried, and the file
-        stays where it is. Of several such errors the first is raised; what is no error of ours or of the
-        system as ``NotTaken``.
+        An error that is not the fault of a file (a full disk, for example) is raised after the other files
+        were tried; its file stays where it is. If there are several, the first is raised. An error that is
+        neither ours nor the system's is raised as ``NotTaken``.
         """
         failed: list[Exception] = []
         waiting = list(self._waiting(failed))
@@ -81,11 +81,11 @@ class Inbox:
             raise failed[0]
 
     def waits(self) -> bool:
-        """Whether files are there that may not be complete yet."""
+        """Whether there are files, even if they may not be complete yet."""
         return any(True for _ in self._waiting([]))
 
     def _waiting(self, failed: list[Exception]) -> Iterator[Path]:
-        """Every file; what keeps the files of a folder from being seen is added to ``failed``."""
+        """Yield every file. Errors that hide the files of a folder are added to ``failed``."""
         # No failpoint: a folder: one that is there already is as good.
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in sorted(each for each in self.root.iterdir() if not each.name.startswith(".")):
@@ -119,7 +119,7 @@ class Inbox:
 
 
 def _not_taken(path: Path, error: Exception) -> NotTaken:
-    # The text of an error that is not ours may quote a row.
+    # The text of a foreign error may quote a row.
     return NotTaken(
         f"{printable(path)} could not be taken: unexpected {type(error).__name__}.",
         fix="Move the file out of the inbox, and report it with what `omnisupport-ingest --debug land` "
@@ -132,7 +132,8 @@ def _is_one(path: Path) -> bool:
 
 
 def _moved(path: Path, folder: str, *, reason: str | None = None) -> Path:
-    """``path`` moved into ``folder`` beside it, under a name that is free there, with its ``reason``."""
+    """Move ``path`` to ``folder`` beside it, under a free name there, and write its ``reason``. Returns the
+    new path."""
     target = path.parent / folder
     # No failpoint: a folder: one that is there already is as good.
     target.mkdir(exist_ok=True, mode=0o700)
@@ -140,14 +141,15 @@ def _moved(path: Path, folder: str, *, reason: str | None = None) -> Path:
     while True:
         moved = target / (path.name if number == 0 else f"{path.name}.{number}")
         try:
-            # Unlike a rename, a link does not replace what is there.
+            # Unlike a rename, a link does not replace an existing file.
             with failpoint("inbox.link", moved):
                 os.link(path, moved)
         except FileExistsError:
             number += 1
             continue
         if reason is not None:
-            # Before the file is gone from where it waited: a crash in between judges it again.
+            # The reason is written before the file leaves the inbox: after a crash in between, the file is
+            # judged again.
             with failpoint("inbox.reason", moved):
                 replace(moved.with_name(f"{moved.name}.reason.txt"), reason.encode())
         with failpoint("inbox.unlink", path):

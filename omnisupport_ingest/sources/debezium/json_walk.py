@@ -1,8 +1,7 @@
-"""Walking many lines of JSON at once, in step: all of them are at the same member, each at its own place.
+"""Reads many lines of JSON in step: in each line the same member is read at the same time.
 
-The caller knows what comes next, as all lines were written by one program: letters that are the same in each,
-or a value. A line in which something else comes is dropped, so whoever is left at the end has been read
-letter by letter.
+One program wrote all lines, so the caller knows what comes next: text that is the same in each line, or a
+value. A line with anything else is dropped. So every line that is left at the end has been read byte by byte.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import words
 
 _QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE, _BLANK, _BEGIN = b'"-09,[] {'
 _MOST_DIGITS = 19
-"""Of a number of 64 bits; one of as many that begins with a nine may be beyond it."""
+"""Most digits of a 64-bit number; a number with so many digits that begins with a nine may be out of
+range."""
 _MOST_ELEMENTS = 100
 _LONGEST_NUMBER = 40
-"""Letters of a number with a fraction or an exponent; a longer one is read by itself."""
+"""Most characters of a number with a fraction or an exponent; a line with a longer one is read alone."""
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 _OF_NUMBERS = np.zeros(256, np.bool_)
 _OF_NUMBERS[list(b"0123456789+-.eE")] = True
@@ -41,7 +41,8 @@ _NULL, _TRUE, _FALSE = _word(b"null"), _word(b"true"), _word(b"alse")
 
 @dataclass(frozen=True)
 class Slot:
-    """A value of each line: ``begins`` to ``ends`` in the block. ``is_null``: where it is ``null``."""
+    """A value in each line: bytes ``begins`` to ``ends`` of the block. ``is_null``: whether it is
+    ``null``."""
 
     begins: Places
     ends: Places
@@ -52,7 +53,7 @@ class Slot:
 
 
 class Walk:
-    """Walks through ``lines`` of ``block`` (numbers from 0) in step, keeping those that fit the form."""
+    """Walks through ``lines`` (line numbers from 0) of ``block`` in step, and keeps those that match."""
 
     def __init__(self, block: Block, lines: Places) -> None:
         self.block, self.lines, self.slots = block, lines, list[Slot]()
@@ -63,7 +64,7 @@ class Walk:
         self._quote = np.searchsorted(block.quotes, self._at)
 
     def expect(self, text: bytes) -> None:
-        """``text`` comes next."""
+        """Read ``text``, which every line must have next."""
         length, at = len(text), self._at
         if length > len(PADDING) - 8:
             found = self._stands(text)
@@ -72,7 +73,7 @@ class Walk:
             found = (self._eight[at] & mask) == _word(text)
         else:
             found = self._eight[at] == _word(text[:8])
-            # The last eight may have been compared in part already.
+            # The last eight bytes may overlap bytes that are compared already.
             for start in [*range(8, length - 7, 8), *([length - 8] if length % 8 else [])]:
                 found &= self._eight[at + start] == _word(text[start : start + 8])
         self._at = self._at + length
@@ -80,10 +81,11 @@ class Walk:
         self._keep(found)
 
     def _stands(self, text: bytes) -> Flags:
-        """Whether ``text``, which may be longer than the block, comes next: Arrow compares it whole."""
+        """Return in which lines ``text`` comes next. Arrow compares it whole; it may be longer than the
+        block."""
         bounds = np.empty((len(self.lines), 2), np.int32)
         bounds[:, 0] = self._at
-        # Of a line that ends earlier less is compared, which is not equal.
+        # For a line that ends earlier, fewer bytes are compared, so it is not equal.
         bounds[:, 1] = np.minimum(self._at + len(text), np.maximum(self._at, self.block.stops[self.lines]))
         if not len(bounds):
             return np.zeros(0, np.bool_)
@@ -94,7 +96,7 @@ class Walk:
         return np.asarray(pc.equal(parts, pa.scalar(text, pa.binary())))[::2]
 
     def text(self) -> None:
-        """A text comes next, or null: a slot with its quotes."""
+        """Read a text or null into a slot; the slot includes the quotes."""
         at = self._at
         first, is_null = self._letters[at] == _QUOTE, self._four[at] == _NULL
         ends = np.where(
@@ -104,7 +106,7 @@ class Walk:
         self._take(ends, first | is_null, is_null)
 
     def whole(self) -> None:
-        """A whole number of 64 bits comes next, written as JSON does, or null."""
+        """Read a whole number of 64 bits, as JSON writes it, or null into a slot."""
         at = self._at
         is_null = self._four[at] == _NULL
         window = self._digits[at]
@@ -120,20 +122,20 @@ class Walk:
         self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
 
     def number(self) -> None:
-        """A number of few digits comes next, written as JSON does, or null."""
+        """Read a number of few digits, as JSON writes it, or null into a slot."""
         at = self._at
         is_null = self._four[at] == _NULL
-        # No number behind so many letters: what follows one is no letter of one.
+        # A number ends within so many bytes, because the byte after it cannot belong to a number.
         count = _OF_NUMBERS[_windows(self.block.content, _LONGEST_NUMBER + 1)[at]].argmin(axis=1)
         texts = cut(self.block, Slot(at, at + count, count == 0))
         found = np.asarray(pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False))
         self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
 
     def variable(self) -> None:
-        """A decimal with a scale of its own comes next (``{"scale":2,"value":"AQ=="}``), or null."""
+        """Read a decimal that has its own scale (``{"scale":2,"value":"AQ=="}``) or null into a slot."""
         at, stops, quotes = self._at, self.block.stops[self.lines], self.block.quotes
         is_null, is_object = self._four[at] == _NULL, self._letters[at] == _BEGIN
-        # Behind the sixth quote the object ends.
+        # The object ends after its sixth quote.
         ends = quotes[np.minimum(self._quote + 5, len(quotes) - 1)] + 2
         ends = np.maximum(at, np.where(is_object, np.minimum(ends, stops), at + 4))
         found = pc.match_substring_regex(cut(self.block, Slot(at, ends, ~is_object)), VARIABLE_DECIMAL)
@@ -141,7 +143,7 @@ class Walk:
         self._take(ends, np.asarray(pc.fill_null(found, False)) | is_null, is_null)
 
     def flag(self) -> None:
-        """True, false or null comes next."""
+        """Read true, false or null into a slot."""
         at = self._at
         word = self._four[at]
         is_null, is_false = word == _NULL, self._four[at + 1] == _FALSE
@@ -149,11 +151,11 @@ class Walk:
         self._take(at + 4 + is_false, (word == _TRUE) | is_false | is_null, is_null)
 
     def texts(self) -> None:
-        """A list of texts and nulls comes next, or null."""
+        """Read a list of texts and nulls, or null, into a slot."""
         self._texts(1)
 
     def texts_apart(self) -> None:
-        """The same with a blank behind each comma."""
+        """Read such a list, with a blank after each comma."""
         self._texts(2)
 
     def _texts(self, separator: int) -> None:
@@ -188,7 +190,7 @@ class Walk:
         self._take(ends, found, is_null)
 
     def end(self) -> None:
-        """The line ends here."""
+        """Require that the line ends here."""
         self._keep(self._at == self.block.stops[self.lines])
 
     def _take(self, ends: Places, found: Flags, is_null: Flags) -> None:
@@ -197,7 +199,7 @@ class Walk:
         self._keep(found)
 
     def _keep(self, chosen: Flags) -> None:
-        # Nothing that is read for a line lies behind its block: not even the padding of one that ends there.
+        # A line may not continue beyond its block, nor into the padding after it.
         chosen = chosen & (self._at <= len(self._letters) - len(PADDING))
         if chosen.all():
             return
@@ -206,7 +208,8 @@ class Walk:
 
 
 def cut(block: Block, slot: Slot, *, inside: int = 0) -> pa.StringArray:
-    """The letters of ``slot``, null where it is; ``inside``: so many letters are left out at each end."""
+    """Return the text of ``slot``, null where the slot is null. ``inside``: characters to leave out at each
+    end."""
     bounds = np.empty((len(slot.begins), 2), np.int32)
     bounds[:, 0], bounds[:, 1] = slot.begins + inside, slot.ends - inside
     if not len(bounds):

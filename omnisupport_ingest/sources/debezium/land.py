@@ -1,8 +1,8 @@
-"""Landing a file of Debezium events: it becomes one batch, named by the hash of its content.
+"""Lands a file of Debezium events as one batch, named by the hash of its content.
 
-Files may come hours late, twice, overlapping and in any order: an event's position is its own, so
-the same event in another file is a duplicate, and an older one finds its place. All of a file lands or
-nothing; the same content again is found to have landed and changes nothing.
+Files may come hours late, twice, overlapping and in any order. An event has its own position, so the same
+event in another file is a duplicate, and an older event still gets its place in the order. A file lands whole
+or not at all. The same content again is recognised and changes nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from omnisupport_ingest.sources.shown_columns import Recorder
 from omnisupport_ingest.windows import WindowGrid
 
 FIRST_EPOCH = "first file of events"
-"""Why a source of files begins its first epoch."""
+"""The reason recorded for the first epoch of a source of files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLanding:
-    """The batch that holds a file; ``tally`` is None if it had landed before and nothing was done.
+    """The batch that holds a file. ``tally``: None if the file had landed before and nothing was done.
 
-    ``began_epoch``: the epoch that began with it, if one did.
+    ``began_epoch``: the epoch that began with this file, if one did.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class FileLanding:
 
 @dataclass(frozen=True)
 class Inlet:
-    """One source that files of events land in.
+    """A source into which files of events land.
 
-    ``captured``: the source that capture owns, which takes no files. ``clock`` gives the landing
-    clock's time, timezone-aware; the watermark stays ``max_clock_skew`` behind it. ``learned``: what additive
-    contracts have learned; None: they learn nothing here.
+    ``captured``: the source that capture owns, which accepts no files. ``clock``: the time of landing,
+    timezone-aware; the watermark stays ``max_clock_skew`` behind it. ``learned``: columns that additive
+    contracts have learned; None: nothing is learned here.
     """
 
     store: LandingStore
@@ -79,14 +79,15 @@ class Inlet:
     learned: LearnedColumns | None = None
 
     def schemas(self, epoch: int) -> Recorder:
-        """Return what records the schemas of rows that land in ``epoch``."""
+        """Return the recorder of the schemas of rows that land in ``epoch``."""
         partial = self.handling.bare_rows
         changes = SchemaChanges(self.store.folder)
         return Recorder(changes, self.learned, epoch, self.clock(), partial=partial)
 
 
 def check_source(source: str, captured: str, contracts: Contracts) -> None:
-    """``SourceTakesNoFiles`` for a source that takes no files of events, before its landing is made."""
+    """Raise ``SourceTakesNoFiles`` for a source that accepts no files of events, before its landing
+    exists."""
     if source == captured:
         raise SourceTakesNoFiles(
             f"{source} is the source that capture reads (OMNISUPPORT_SOURCE); files of events are not mixed "
@@ -103,10 +104,10 @@ def check_source(source: str, captured: str, contracts: Contracts) -> None:
 
 
 def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLanding:
-    """Land the events of ``path``; ``FileRefused`` names the line that cannot land: then nothing has.
+    """Land the events of ``path``.
 
-    ``new_epoch``: why the source's next epoch begins with this file. A file that has landed before
-    begins none.
+    ``new_epoch``: why the next epoch of the source begins with this file; a file that has landed before
+    begins none. Raises ``FileRefused``, which names the line that cannot land; then nothing has landed.
     """
     store = inlet.store
     check_source(store.source, inlet.captured, inlet.contracts)
@@ -121,7 +122,7 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
         begins = new_epoch if current is not None else new_epoch or FIRST_EPOCH
         now = inlet.clock()
         if begins is not None:
-            # An epoch begins for good, so not for a file that is refused.
+            # Beginning an epoch is final, so a refused file must not begin one.
             for _ in _Reading(path, inlet, None, content, now).parts(0):
                 pass
             current = store.begin_epoch(begins, None, now=now)
@@ -133,9 +134,9 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
 
 
 def look_through(path: Path, inlet: Inlet, *, refusing: bool = False) -> Tally:
-    """What the lines of ``path`` are, read to the end and not landed; ``FileRefused`` as of ``land``.
+    """Read ``path`` to the end without landing it, and return a count of its lines.
 
-    ``refusing``: also for a line that would wait in quarantine.
+    Raises ``FileRefused`` as ``land`` does; with ``refusing``, also for a line that would wait in quarantine.
     """
     store = inlet.store
     check_source(store.source, inlet.captured, inlet.contracts)
@@ -155,7 +156,7 @@ Part: TypeAlias = LandedEvent | pa.Table
 
 
 class Reading(Protocol):
-    """One reading of what becomes a batch, from its first event to its last."""
+    """One pass over what becomes a batch, from its first event to its last."""
 
     @property
     def batch_id(self) -> str: ...
@@ -164,21 +165,24 @@ class Reading(Protocol):
     def tally(self) -> Tally: ...
 
     def parts(self, epoch: int) -> Iterator[Part]:
-        """Its events: one, or many as a table of ``EVENT_SCHEMA``, in no order."""
+        """Yield the events, in no order: one at a time, or many as a table of ``EVENT_SCHEMA``."""
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """The same, one after the other."""
+        """Yield the same events one by one, in order."""
 
     def again(self, epoch: int) -> Self:
-        """Another reading of the same."""
+        """Return another pass over the same events."""
 
     def seal(self, writer: BatchWriter) -> Manifest:
         """Land what was read and given to ``writer``."""
 
 
 def land_reading(reading: Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, Tally]:
-    """Land what ``reading`` reads. It is read again if a position of it is in two windows, which
-    shows when its data files are written."""
+    """Land what ``reading`` reads.
+
+    Only the written data files show whether a position has landed in another window. If so, everything is
+    read again, and such events land in their first windows.
+    """
     with _writer(reading, inlet, epoch) as writer:
         for part in reading.parts(epoch):
             if isinstance(part, LandedEvent):
@@ -206,7 +210,7 @@ def _writer(reading: Reading, inlet: Inlet, epoch: int) -> BatchWriter:
 
 
 class _Reading:
-    """One reading of a file, from its first line to its last."""
+    """One pass over a file, from its first line to its last."""
 
     def __init__(
         self, path: Path, inlet: Inlet, epoch: int | None, content: Content, landed_at: datetime
@@ -226,13 +230,14 @@ class _Reading:
         self._beside = LineContext(plain_name(path), landed_at if arrival else None)
 
     def parts(self, epoch: int) -> Iterator[Part]:
-        """The events of the file; ``FileRefused`` for a line that keeps it out."""
+        """Yield the events of the file. Raises ``FileRefused`` for a line that must not land."""
         lines = Lines(self._path)
         with LatestTimes() as latest:
             for block in lines.blocks():
                 start = 0
                 while start < len(block) and self._reader.orders.known is None:
-                    # The first change tells the order of a source, without which none is ordinary.
+                    # The first change decides the order of the source; until it is known, no line is
+                    # ordinary.
                     yield from self._of_block(block, start, epoch, latest)
                     start += 1
                 tables, others = self._reader.take_ordinary(block, epoch, start)
@@ -242,7 +247,7 @@ class _Reading:
         self._check_end(lines)
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """The same one after the other, in the order of the file."""
+        """Yield the same events one by one, in the order of the file."""
         lines = Lines(self._path)
         with LatestTimes() as latest:
             for number, line in lines:
@@ -255,7 +260,7 @@ class _Reading:
             yield from self._one(block.first_row + i, line, epoch, latest)
 
     def _one(self, number: int, line: bytes, epoch: int, latest: LatestTimes) -> Iterator[LandedEvent]:
-        """The event of one line, if it is of a row."""
+        """Yield the event of one line; nothing if the line is of no row."""
         try:
             event = self._reader.read(line, self._beside, epoch, number)
         except AnotherLife as fault:
@@ -277,19 +282,19 @@ class _Reading:
                 fix="Land it when its writer has finished.",
             )
         if self.tally.odd and not self.tally.read:
-            # What has not one line that can be read is no file of events.
+            # A file without a single readable line is no file of events.
             number, first = self.tally.first_odd
             raise self._refused(number, first)
 
     def again(self, epoch: int) -> _Reading:
-        """Another reading of the same file, from its first line."""
+        """Return another pass over the same file."""
         return _Reading(self._path, self._inlet, epoch, self._content, self._landed_at)
 
     def seal(self, writer: BatchWriter) -> Manifest:
         """Land what was read and given to ``writer``."""
         if self._epoch is not None:
             self._reader.shown.record(self._inlet.schemas(self._epoch), self._place)
-        # The tables that the file has events of, as their contracts have them.
+        # The relations, by their contracts, of the tables that have events in the file.
         relations = tuple(contracted_relation(each) for each in self._reader.contracts())
         name, order = self._path.name, self._reader.orders.order
         return writer.seal(
@@ -307,19 +312,19 @@ class _Reading:
 
 
 def _above_all(store: LandingStore, epoch: int | None) -> int:
-    """Above every place that a file of ``epoch`` holds; manifests make it durable."""
+    """Return an ordinal above every ordinal that a file of ``epoch`` holds. The manifests make it durable."""
     last = (file.last for each in store.manifests() if each.epoch == epoch for file in each.files)
     return max((position.ordinal + 1 for position in last), default=1)
 
 
 def _refuse_name(path: Path) -> None:
-    """Refuse a file whose name is not UTF-8: the batch keeps the name, and its manifest is UTF-8."""
+    """Refuse a file whose name is not UTF-8: the manifest, which is UTF-8, records the name."""
     if printable(path) != str(path):
         raise FileRefused(f"The name of {printable(path)} is not UTF-8.", fix="Rename the file.")
 
 
 def refuse_other_deliveries(store: LandingStore) -> None:
-    """Refuse a source whose landing came another way: its positions are of another kind."""
+    """Refuse a source that holds another kind of landing: its positions are not comparable."""
     for each in store.epoch_standings():
         captured = bool(each.chunks or each.last_stream)
         if captured or each.deliveries or each.order == CURSOR_ORDER:

@@ -1,7 +1,6 @@
-"""Many lines as one block of bytes, and what is found in it before any line is read.
+"""A block of many lines as bytes, and what is found in it before any line is parsed.
 
-Lines are looked at by arithmetic over all of them at once; none becomes an object of its own until somebody
-asks for it.
+Arithmetic examines all lines of a block at once. A line becomes a Python object only when it is requested.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ Flags = npt.NDArray[np.bool_]
 Letters = npt.NDArray[np.uint8]
 
 PADDING = bytes(64)
-"""Follows the lines, so that some letters can be read behind any place."""
+"""Follows the lines, so that several bytes can be read at any place."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _LINE_END, _RETURN = b'"\\\n\r'
 _FIRST_UNESCAPED = 0x20
 LARGEST_BLOCK = 16 << 20
-"""Bytes of a block beyond which nothing is looked for in it: what is found may take forty times its size."""
+"""Largest block that is examined, in bytes: the results may take forty times as much memory."""
 
 _PLAIN_ESCAPES = np.zeros(256, np.bool_)
 _PLAIN_ESCAPES[list(b'"\\bfnrt')] = True
-"""What stands behind a backslash in what ``json`` writes; other letters have more than one way."""
+"""The characters that ``json`` writes after a backslash; other characters can be written in several ways."""
 
 
 @dataclass
 class Block:
     """Lines ``starts`` to ``stops`` in ``content``, which ends with ``PADDING``.
 
-    ``first_row``: the number of the first of them in its file; None of what is of no file, whose lines are
-    values and no records. ``delivered``: what lands of each as what was delivered; None: the line itself.
-    ``name``: of their file or topic.
+    ``first_row``: the number of the first line in its file; None if the lines are of no file: they are then
+    values, not records. ``delivered``: for each line, the text that is kept with its event; None: the line
+    itself. ``name``: the file or topic.
     """
 
     content: bytes
@@ -52,7 +51,8 @@ class Block:
 
     @classmethod
     def of_file(cls, content: bytes, first_row: int, name: str = "") -> Block:
-        """The lines of ``content``, a part of a file that ends where a line does, and ``PADDING``."""
+        """Return the lines of ``content``: a part of a file that ends at the end of a line, then
+        ``PADDING``."""
         nothing = np.empty(0, np.int64)
         block = cls(content, nothing, nothing, first_row, name=name)
         size, letters = len(content) - len(PADDING), block.letters
@@ -69,7 +69,7 @@ class Block:
 
     @classmethod
     def of_values(cls, values: Sequence[bytes], delivered: pa.BinaryArray, name: str = "") -> Block:
-        """``values``, each of which is taken for a line whatever it holds."""
+        """Return ``values``, each as one line whatever it holds."""
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         stops = np.cumsum(lengths)
         return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, delivered, name)
@@ -78,7 +78,7 @@ class Block:
         return len(self.starts)
 
     def line(self, number: int) -> bytes:
-        """Line ``number`` from 0, without blanks around it."""
+        """Return line ``number``, counted from 0, without surrounding blanks."""
         return self.content[self.starts[number] : self.stops[number]].strip()
 
     @cached_property
@@ -87,7 +87,7 @@ class Block:
 
     @cached_property
     def quotes(self) -> Places:
-        """The quotes that are no escapes; two of the padding follow."""
+        """The places of unescaped quotes, then two in the padding."""
         escaped = self._escapes[self.letters[self._escapes] == _QUOTE]
         places, start = [], 0
         for piece in pieces(self.letters):
@@ -99,10 +99,9 @@ class Block:
         return np.concatenate([*places, [len(self.content) - 1] * 2])
 
     def plain(self) -> Flags:
-        """Which of the lines are UTF-8 without a control character, and have no escapes but those that
-        ``json`` writes.
+        """Return which lines are UTF-8 without control characters and have only escapes that ``json`` writes.
 
-        So a text in such a line stands there as in what lands.
+        A text in such a line is the same text that lands.
         """
         if len(self.content) > LARGEST_BLOCK or not _is_utf8(self.content):
             return np.zeros(len(self), np.bool_)
@@ -126,7 +125,7 @@ class Block:
 
     @cached_property
     def _special(self) -> Places:
-        """The control characters and the backslashes."""
+        """The places of control characters and backslashes."""
         places, start = [], 0
         for piece in pieces(self.letters[: -len(PADDING)]):
             places.append(np.flatnonzero((piece < _FIRST_UNESCAPED) | (piece == _BACKSLASH)) + start)
@@ -140,12 +139,12 @@ class Block:
 
     @cached_property
     def _escapes(self) -> Places:
-        """What stands behind a backslash that is no escape itself."""
+        """The places after a backslash that begins an escape."""
         places: Places = self._special[self.letters[self._special] == _BACKSLASH]
         index = np.arange(len(places))
         begins = np.ones(len(places), np.bool_)
         begins[1:] = np.diff(places) > 1
-        # Of backslashes in a row the first, third … begin an escape.
+        # Of several backslashes in a row, the first, third … begin an escape.
         in_row = index - np.maximum.accumulate(np.where(begins, index, 0))
         escapes: Places = places[in_row % 2 == 0] + 1
         return escapes

@@ -1,10 +1,10 @@
-"""The form of a line: what stands in all lines that were written alike, and which values stand between.
+"""The form of a line: the text that all lines written alike have in common, and the values between.
 
-One line tells it: a change of a table with a contract in PostgreSQL's log, in the envelope or flat, alone or
-as the ``value`` of a record, with a schema beside it or without. Its names, its schema and whatever else does
-not change from line to line are letters to be found in the others too, in the same order, with the same
-blanks; the rest are slots. A table has several forms: with ``before`` and without, by each ``snapshot``, by
-the columns that were not sent.
+One line gives the form: a change, in PostgreSQL's log, of a table with a contract; in the envelope or flat;
+alone or as the ``value`` of a record; with or without a schema beside it. Its names, its schema and whatever
+else is the same in every line must be found in the other lines too, in the same order and with the same
+blanks. The rest are slots. A table has several forms: with and without ``before``, one for each ``snapshot``,
+and one for each set of columns that were not sent.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """What the program that wrote a line put behind each comma and each colon."""
+    """The blanks that the program which wrote a line puts after each comma and each colon."""
 
     comma: str = ""
     colon: str = ""
 
     @classmethod
     def of(cls, line: str) -> Spacing:
-        """That of ``line``; ``NotOrdinary`` for one that is not written in one way."""
+        """Return the spacing of ``line``. Raises ``NotOrdinary`` if the line is not uniform."""
         outside = _STRING.sub("", line)
         commas, colons = (set(pattern.findall(outside)) for pattern in (_BEHIND_COMMA, _BEHIND_COLON))
         if len(commas) > 1 or len(colons) != 1:
@@ -76,7 +76,7 @@ class Spacing:
         return cls(*commas, *colons) if commas else cls(colon=colons.pop())
 
     def written(self, value: Any) -> bytes:
-        """``value`` as that program writes it."""
+        """Return ``value`` as that program writes it."""
         separators = ("," + self.comma, ":" + self.colon)
         return json.dumps(value, ensure_ascii=False, separators=separators).encode()
 
@@ -87,12 +87,12 @@ _BEHIND_COMMA, _BEHIND_COLON = re.compile(r",(\s*)"), re.compile(r":(\s*)")
 
 @dataclass(frozen=True)
 class Form:
-    """What the lines of ``contract``'s table are like.
+    """The form of lines of the table of ``contract``.
 
-    ``images``: which of ``before`` and ``after`` are there, and the columns that each has, in order, but
-    those that were not sent; ``unsent``: such ones of ``after``, by name. ``op``: their operation, if it
-    is in no slot. ``compact``: nothing stands behind commas and colons. ``slots``: what each slot of a walk
-    is of. ``schema``: of their rows; None of deletes.
+    ``images``: which of ``before`` and ``after`` exist, and the columns of each, in order, without those that
+    were not sent. ``unsent``: names of columns of ``after`` that were not sent. ``op``: the operation, if no
+    slot has it. ``compact``: no blanks after commas and colons. ``slots``: the name of each slot of a walk.
+    ``schema``: of the rows; None for deletes.
     """
 
     contract: TableContract
@@ -105,7 +105,7 @@ class Form:
     schema: RowSchema | None = field(default=None, repr=False)
 
     def walk(self, block: Block, lines: Places) -> tuple[Places, dict[str, Slot]]:
-        """Which of ``lines`` are of this form, and their slots."""
+        """Return which of ``lines`` have this form, and their slots by name."""
         walk = Walk(block, lines)
         for step in self.steps:
             if not len(walk.lines):
@@ -116,8 +116,10 @@ class Form:
 
 
 def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *, in_file: bool) -> Form:
-    """The form of ``line``; ``NotOrdinary`` if it is one that is read by itself. ``name``: of its file or
-    topic. ``in_file``: it may be a record."""
+    """Return the form of ``line``. Raises ``NotOrdinary`` if the line must be read alone.
+
+    ``name``: its file or topic. ``in_file``: the line may be a whole record.
+    """
     try:
         text = line.decode()
         refuse_depth(text)
@@ -130,7 +132,7 @@ def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *,
         if not record.topic or not document.keys() <= _RECORD or OLD_KEY in record.headers:
             raise NotOrdinary
     else:
-        # The name of a file is no topic.
+        # The name of a file is not the name of a topic.
         record = Record("" if in_file else name, None, {}, *unwrapped(document))
     if not isinstance(record.value, dict):
         raise NotOrdinary
@@ -178,10 +180,10 @@ def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *,
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The change in the line that tells a form.
+    """The change in the line that gives a form.
 
-    ``images``: which it has, ``before`` first. ``fields``: the schemas of its columns. ``op``: as of
-    ``Form``. ``about``: of the flat form, member → what it tells; None in an envelope.
+    ``images``: those that it has, ``before`` first. ``fields``: the schemas of its columns. ``op``: as of
+    ``Form``. ``about``: for the flat form, member → which metadata it holds; None for an envelope.
     """
 
     table: tuple[str | None, str]
@@ -191,7 +193,7 @@ class _Sample:
     about: Mapping[str, str] | None = None
 
     def value_of(self, column: str) -> Any:
-        """A value of ``column``; None if it has none that was sent."""
+        """Return a value of ``column``; None if none was sent."""
         held = (each.get(column) for each in reversed([*self.images.values()]))
         return next((each for each in held if each is not None and not is_unavailable(each)), None)
 
@@ -212,7 +214,7 @@ def _of_envelope(record: Record, handling: Handling, context: LineContext) -> _S
 def _of_flat(record: Record, handling: Handling, context: LineContext) -> _Sample:
     flat = Flat(record.headers, record.value, handling)
     about = {flat.name_of(each): each for each in flat_form.TOLD}
-    # What headers tell is another in each record.
+    # Metadata in headers differs in every record.
     if not flat.is_flat or not flat.row or handling.bare_rows or record.headers.keys() & about.keys():
         raise NotOrdinary
     deleted, op = flat.about(flat_form.DELETED), flat.about(flat_form.OP)
@@ -248,7 +250,7 @@ def _contract_of(schema: str | None, table: str, contracts: Contracts) -> TableC
 
 
 class _FormBuilder:
-    """Takes a line apart into steps of a walk."""
+    """Splits a line into the steps of a walk."""
 
     def __init__(self, columns: Mapping[str, Column], spacing: Spacing, sample: _Sample) -> None:
         self.slots: list[str] = []
@@ -256,12 +258,12 @@ class _FormBuilder:
         self._steps, self._letters = list[_Step](), b""
 
     def whole(self) -> tuple[_Step, ...]:
-        """The steps, in their order."""
+        """Return the steps, in order."""
         self._flush()
         return tuple(self._steps)
 
     def members(self, held: Mapping[str, Any], member: Callable[[str, Any], None]) -> None:
-        """An object, whose values ``member`` takes."""
+        """Add an object; ``member`` adds each of its values."""
         start = b"{"
         for name, value in held.items():
             self._letters += start + orjson.dumps(name) + b":" + self._spacing.colon.encode()
@@ -278,12 +280,12 @@ class _FormBuilder:
             self._same(value)
 
     def value(self, document: Mapping[str, Any]) -> None:
-        """A value: an envelope or a row, with a schema beside it or without."""
+        """Add a value: an envelope or a row, with or without a schema beside it."""
         member = self._of_envelope if self._sample.about is None else self._of_row
         self._beside(document, lambda _, value: self.members(value, member))
 
     def _beside(self, document: Any, payload: Callable[[str, Any], None]) -> None:
-        """What ``payload`` takes; the schema that may stand beside it is the same in all lines."""
+        """Add a document by ``payload``. A schema beside the payload must be the same in all lines."""
         if unwrapped(document)[0] is document:
             payload("", document)
         else:
@@ -292,7 +294,7 @@ class _FormBuilder:
             )
 
     def _of_row(self, name: str, value: Any) -> None:
-        """A member of the flat form: a column, or what tells about the row."""
+        """Add a member of the flat form: a column, or metadata of the row."""
         told = (self._sample.about or {}).get(name)
         if name in self._columns:
             self._of_image(f"{next(iter(self._sample.images))}.{name}", name, value)
@@ -338,7 +340,7 @@ class _FormBuilder:
             self._same(value)
 
     def _sequence(self, value: Any) -> None:
-        """``null``, or a list of two LSNs inside a text, each a text or null."""
+        """Add the sequence: ``null``, or a text with a list of two LSNs, each a text or null."""
         if value is None:
             self._same(None)
             return
@@ -362,7 +364,7 @@ class _FormBuilder:
             self._slot(f"transaction.{name}", Walk.whole)
 
     def _anything(self, _: str, value: Any) -> None:
-        """A value that nothing is read of."""
+        """Add a value that nothing is read from."""
         if isinstance(value, dict):
             self.members(value, self._anything)
         elif isinstance(value, str):

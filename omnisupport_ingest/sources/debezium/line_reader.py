@@ -1,8 +1,7 @@
-"""From lines to events: what a reader of files and one of topics have in common.
+"""Makes events from lines: the part that the readers of files and of topics share.
 
-A line that cannot be read is **odd**: its event lands all the same, and judging keeps it out. What it says of
-its place, its row and its time is kept as far as it can be read. So nothing is lost, nothing is guessed,
-and the lines around it land.
+A line that cannot be read is **odd**: its event still lands, and judging keeps it out. The event keeps what
+can be read of its position, row and time. So nothing is lost or guessed, and the lines around it land.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ _MINUTE = 60_000_000
 """In microseconds."""
 
 LEAST_OF_WINDOW = 1_000
-"""Events of one window that are written at once."""
+"""From so many events of one window on, they are written at once; fewer wait for others of the window."""
 
 FEW_OF_WINDOW = 32
-"""Events of one window below which a table of their own takes far more memory than they do."""
+"""Fewer events of one window are written one by one: a table of their own would take far more memory."""
 
 
 @dataclass
 class Tally:
-    """What the lines of a file were, beside its events.
+    """Counts of the lines of a file, beside its events.
 
     ``read``: lines that could be read. ``passed``: kind → lines that are no change of a row.
     ``uncontracted``: ``schema.table`` → events of a table without a contract. ``misplaced``: events that come
-    after one of their key with a later time. ``in_first_window``: events that landed where another content of
-    their position did, not by their time. ``odd``: lines that could not be read. ``first_odd``: the number
-    of the first of them (0: of a record, which has none), and what is wrong with it.
+    after one of the same key with a later time. ``in_first_window``: events that landed in the window of
+    another content of their position, not in that of their time. ``odd``: lines that could not be read.
+    ``first_odd``: the number of the first of them (0 for a record, which has none), and its fault.
     """
 
     read: int = 0
@@ -67,10 +66,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """A line or a record, not read yet. ``text``: what was delivered, which is kept with its event.
+    """A line or a record that is not read yet. ``text``: what was delivered; it is kept with the event.
 
-    ``change``: reads it, as ``read_line`` does. ``position``: commit and ordinal of an event that is ordered
-    by arrival and whose caller knows.
+    ``change``: reads it, as ``read_line`` does. ``position``: commit and ordinal, if events are ordered by
+    arrival and the caller knows them.
     """
 
     text: bytes
@@ -80,11 +79,11 @@ class RawRecord:
 
 
 class LineReader:
-    """Reads the lines of one source. ``odd``: what was wrong with the last line; None if it was read.
-    ``shown``: the schemas of the rows that were read.
+    """Reads the lines of one source.
 
-    ``next_ordinal``: that of the next event, of a source whose events are ordered by arrival; None of one
-    whose events say themselves.
+    ``odd``: the fault of the last line; None if it was read. ``shown``: the schemas of the rows that were
+    read. ``next_ordinal``: ordinal of the next event of a source ordered by arrival; None if events have
+    their own positions.
     """
 
     def __init__(
@@ -105,13 +104,14 @@ class LineReader:
         self._ordinary = OrdinaryLines(contracts, handling, orders, self.shown)
 
     def read(self, line: bytes, context: LineContext, epoch: int, row: int) -> LandedEvent | None:
-        """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix."""
+        """Return the event in ``line``; None if it is of no row. Raises ``AnotherLife``, as no source may mix
+        two lives."""
         return self.take(
             RawRecord(line, lambda: read_line(line, self._handling, context), context), epoch, row
         )
 
     def take(self, record: RawRecord, epoch: int, row: int | None) -> LandedEvent | None:
-        """The event in ``record``, as ``read`` of a line; ``row`` is None where it is of no file."""
+        """Return the event in ``record``, as ``read`` does. ``row``: None if the record is of no file."""
         self.odd, change = None, None
         try:
             content = record.change()
@@ -135,14 +135,15 @@ class LineReader:
         return event
 
     def take_ordinary(self, block: Block, epoch: int, start: int = 0) -> tuple[list[pa.Table], Sequence[int]]:
-        """The events of what is ordinary in ``block`` from line ``start`` on, as a table of ``EVENT_SCHEMA``
-        or none, and the numbers of the other lines, which are for ``read`` or ``take``."""
+        """Return the events of the ordinary lines of ``block`` from line ``start`` on, as tables of
+        ``EVENT_SCHEMA`` (none or one), and the numbers of the other lines, which the caller gives to ``read``
+        or ``take``."""
         tables, others = self._ordinary.read(block, epoch, start)
         self.tally.read += sum(each.num_rows for each in tables)
         return tables, others
 
     def contracts(self) -> list[TableContract]:
-        """Those of the tables that events were read of, by name."""
+        """Return the contracts of the tables whose events were read, by name."""
         return [contract for _, contract in sorted((self._contracts | self._ordinary.tables).items())]
 
     def _pass(self, passed: Passed) -> None:
@@ -167,7 +168,7 @@ class LineReader:
             self.tally.first_odd = row or 0, fault
         self.tally.odd += 1
         text = record.text.decode(errors="backslashreplace").replace("\0", "\\0")
-        # Where it stands may be what is odd about it: then its place would be a guess.
+        # If the order of the line is what is odd about it, its position would be a guess.
         if change is not None and self.orders.fits(change):
             try:
                 return self._events.odd_event(change, epoch, row, text)
@@ -180,7 +181,7 @@ class LineReader:
 
 
 def add(writer: BatchWriter, event: LandedEvent) -> None:
-    """Give ``event`` to ``writer``; one that no time is known of is of no window."""
+    """Give ``event`` to ``writer``; an event without a known time is in no window."""
     if is_unread(event):
         writer.add_to(OUT_OF_RANGE, event)
     else:
@@ -188,8 +189,8 @@ def add(writer: BatchWriter, event: LandedEvent) -> None:
 
 
 def add_table(writer: BatchWriter, events: pa.Table) -> None:
-    """Give ``events``, a table of ``EVENT_SCHEMA`` with one row or more, to ``writer``: each to the window of
-    its time."""
+    """Give ``events``, a table of ``EVENT_SCHEMA`` with at least one row, to ``writer``, each in the window
+    of its time."""
     few = []
     for window, rows in _by_window(writer, events):
         if len(rows) < FEW_OF_WINDOW < events.num_rows:
@@ -198,7 +199,8 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
         in_window = events if len(rows) == events.num_rows else events.take(pa.array(rows))
         highest = pc.max(in_window.column("source_ts")).as_py()
         if in_window.num_rows < LEAST_OF_WINDOW:
-            # They wait for others of their window: a file of many windows has no row group of a few rows.
+            # These wait for others of their window, so that a file with many windows gets no row groups of a
+            # few rows.
             writer.add_table(window, in_window, highest)
             continue
         writer.add_block(
@@ -211,7 +213,7 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
 
 
 def _by_window(writer: BatchWriter, events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """The windows of ``events``, and the numbers of their rows, which rise."""
+    """Yield the windows of ``events``, each with its row numbers in ascending order."""
     minutes = np.asarray(pc.divide(events.column("source_ts").combine_chunks().cast(pa.int64()), _MINUTE))
     distinct, minute_of_row = np.unique(minutes, return_inverse=True)
     numbers: dict[str, int] = {}
@@ -230,5 +232,5 @@ def _same(events: pa.Table) -> pa.Table:
 
 
 def is_unread(event: LandedEvent) -> bool:
-    """Whether ``event`` is of a line that told no time."""
+    """Whether ``event`` is of a line without a known time."""
     return event.source_ts == _NO_TIME

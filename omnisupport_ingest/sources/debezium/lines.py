@@ -1,6 +1,6 @@
-"""The lines of a file of events, one at a time: memory holds one line, however large the file.
+"""The lines of a file of events, one at a time: memory holds one line, however large the file is.
 
-The content is what counts: a file and its packed copy have the same lines and the same hash.
+Only the content counts: a file and its packed copy have the same lines and the same hash.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest.sources.packed import PackedWrong, plain_name, unpacked
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
-"""An event as large as this is taken for a file that is not one event per line."""
+"""A longer line is taken as a sign that the file does not have one event per line."""
 
 _PIECE = 1 << 18
 _LINES_BLOCK = 4 << 20
-"""Large enough that what is done once for a block costs a line nothing."""
+"""So large that the work per block is negligible per line."""
 
 
 @dataclass
 class Lines:
-    """The lines of ``path`` from 1 on, without blank ones."""
+    """The lines of ``path``, numbered from 1, without blank ones."""
 
     path: Path
     _hash: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128, init=False, repr=False)
 
     def is_whole(self, content: Content) -> bool:
-        """Whether what was read so far is ``content``."""
+        """Whether the file, as read so far, is all of ``content``."""
         return self._hash.digest() == content.checksum
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
@@ -52,7 +52,7 @@ class Lines:
                     yield number, stripped
 
     def blocks(self) -> Iterator[Block]:
-        """The lines some megabytes at a time, blank ones among them."""
+        """Yield the lines, including blank ones, in blocks of some megabytes."""
         with _reading(self.path) as source:
             row, kept, size, name = 1, list[bytes | memoryview](), 0, plain_name(self.path)
             while piece := source.read(_LINES_BLOCK):
@@ -81,15 +81,15 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a file: its SHA-256, 64 hexadecimal digits, which names it, and a ``checksum``, which
-    tells at a tenth of the cost whether another reading is of the same."""
+    """The content of a file. ``sha256``: 64 hexadecimal digits, which name it. ``checksum``: shows at a tenth
+    of the cost whether another reading has the same content."""
 
     sha256: str
     checksum: bytes
 
 
 def content_of(path: Path) -> Content:
-    """The content of ``path``, unpacked; ``FileRefused`` if it cannot be read."""
+    """Return the content of ``path``, unpacked. Raises ``FileRefused`` if it cannot be read."""
     digest, checksum = hashlib.sha256(), xxhash.xxh3_128()
     with _reading(path) as source:
         while piece := source.read(_PIECE):
@@ -100,7 +100,7 @@ def content_of(path: Path) -> Content:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[bytes]]:
-    """Open ``path`` and unpack it if its name says so; errors name the file and the reason."""
+    """Open ``path``, and unpack it if it has a packing suffix. Errors name the file and the reason."""
     try:
         with unpacked(path) as content:
             yield content

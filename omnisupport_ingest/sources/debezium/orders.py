@@ -1,8 +1,8 @@
-"""One source, one order: what orders a file's events, held against the file and what has landed.
+"""One source has one order. This module compares the order of a file's events with that of what has landed.
 
-Positions of two orders cannot be compared. Nor can those of two lives of a connector: one that lost
-its offsets starts without ``sequence[0]`` again, so its first events would stand below everything.
-That shows: in one life, what has no ``sequence[0]`` (the first snapshot, the first transaction) has
+Positions of two orders cannot be compared. Neither can those of two lives of a connector: a connector that
+lost its offsets starts without ``sequence[0]`` again, so its first events would stand below everything. That
+can be detected: in one life, events without ``sequence[0]`` (the first snapshot, the first transaction) have
 lower LSNs than any ``sequence[0]``.
 """
 
@@ -36,10 +36,10 @@ WORDS = {
 
 @dataclass
 class Orders:
-    """The order of one source as its events tell it. ``landed``: the order of what has landed before.
+    """The order of one source, as its events show it. ``landed``: the order of what has landed before.
 
-    ``first_life``: the highest LSN known of an event without ``sequence[0]``. ``later``: the lowest
-    ``sequence[0]`` known. Both of the epoch that the file lands in.
+    ``first_life``: the highest known LSN of an event without ``sequence[0]``. ``later``: the lowest known
+    ``sequence[0]``. Both are of the epoch in which the file lands.
     """
 
     source: str
@@ -51,11 +51,12 @@ class Orders:
 
     @classmethod
     def of(cls, store: LandingStore, epoch: int | None) -> Orders:
-        """What the landing of a source says; ``epoch`` that the file lands in, none: a new one."""
+        """Return the order of what a source has landed. ``epoch``: the one in which the file lands; None: a
+        new one."""
         standings = store.epoch_standings()
         orders = cls(store.source, next((each.order for each in standings if each.order is not None), None))
         for each in standings:
-            # Lives of the connector are told apart where positions are LSNs.
+            # Lives of the connector can be told apart only if positions are LSNs.
             if each.epoch == epoch and each.order in (None, LSN, TRANSACTION):
                 first_life = [lsn_in(top) for top in (each.read, each.changed) if top is not None]
                 orders.first_life, orders.later = max(first_life, default=None), each.commit
@@ -63,18 +64,21 @@ class Orders:
 
     @property
     def order(self) -> str:
-        """The order of the file, once all of it was taken. Snapshot rows alone tell none: then what
-        has landed says it, or the weakest that their positions fit."""
+        """The order of the file, once all its events were taken.
+
+        Snapshot rows alone do not show it. Then it is the order of what has landed, or else the weakest that
+        their positions fit.
+        """
         return self._found or self.landed or LSN
 
     @property
     def known(self) -> str | None:
-        """The order that what was taken, or has landed, has; None before the first change."""
+        """The order of the events that were taken or have landed; None before the first change."""
         return self._found or self.landed
 
     def take_all(self, first_life: int | None, later: int | None) -> bool:
-        """Note many changes of the order ``known``, which have their places in a log; returns whether they
-        are of one life with the others. If not, nothing is noted.
+        """Take many changes of the order ``known`` that have log positions. Returns whether they are of the
+        same life as the others; if not, nothing is recorded.
 
         ``first_life``: the highest LSN of those without ``sequence[0]``; ``later``: their lowest
         ``sequence[0]``.
@@ -88,7 +92,8 @@ class Orders:
         return True
 
     def take(self, change: Change) -> None:
-        """Note one change; ``LineFault`` if it is of another order, or of another life, than the rest."""
+        """Take one change. Raises ``LineFault`` if its order, or its life of the connector, is another than
+        that of the rest."""
         order = change.order
         neutral = change.op == "r" and order == LSN
         known = self._found or self.landed
@@ -105,7 +110,7 @@ class Orders:
             self._note_sequence(change.lsn, change.commit_before or None)
 
     def fits(self, change: Change) -> bool:
-        """Whether ``change`` is of the order that the others are of, so that it can stand among them."""
+        """Whether ``change`` has the order of the others, so that their positions can be compared."""
         known = self._found or self.landed
         if known is None:
             return not (self._with_lsn and change.order == TIME)

@@ -1,9 +1,8 @@
-"""Ordinary lines, many at once: changes of one table that were written alike, without a Python object each.
+"""Reads ordinary lines in bulk: changes of one table that were written alike, without a Python object each.
 
-A line is ordinary if it is, letter by letter, of the form that another line tells (``line_forms``): what
-stands between the values is the same, and the values are of types that ``column_texts`` knows. A line that
-this module is not sure of goes through ``line_reader``, one by one. What lands is the same text for text,
-which generated lines prove.
+A line is ordinary if it has, byte for byte, the form of another line (``line_forms``): the text between the
+values is the same, and ``column_texts`` knows the types of the values. A line that may not be ordinary goes
+through ``line_reader``, one by one. Both ways land the same text; generated lines in the tests prove that.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
 )
 
 LEAST_LINES = 64
-"""Lines of one form in a block below which reading them at once costs more than it saves."""
+"""With fewer lines of one form in a block, reading them in bulk costs more than it saves."""
 
 _MOST_FORMS = 64
 _MOST_NEW = 16
-"""Lines of a block that are asked in vain for a form; then what is left is read one by one."""
+"""After so many new forms are tried in a block, the lines that are left are read one by one."""
 
 _LONGEST_MICROS = 253_402_300_800_000_000
 """Microseconds from 1970 to the end of the year 9999."""
@@ -66,20 +65,20 @@ class OrdinaryLines:
         orders: Orders,
         shown: ShownSchemas | None = None,
     ) -> None:
-        """``shown``: takes in the schemas of the rows that are read."""
+        """``shown``: collects the schemas of the rows that are read."""
         keep_freed_memory()
         self._shown = ShownSchemas() if shown is None else shown
         self._contracts = {each.table_name: each for each in contracts}
         self._handling, self._orders = handling, orders
         self._forms: dict[str, list[Form]] = {}
         self.tables: dict[str, TableContract] = {}
-        """The contracts of tables that ordinary lines were read of, by name."""
+        """The contracts of the tables whose ordinary lines were read, by name."""
 
     def read(self, block: Block, epoch: int, start: int = 0) -> tuple[list[pa.Table], Sequence[int]]:
-        """A table of ``EVENT_SCHEMA`` with what is ordinary in ``block`` from line ``start`` on, if anything
-        is, and the numbers of the other lines.
+        """Return the events of the ordinary lines of ``block`` from line ``start`` on, as tables of
+        ``EVENT_SCHEMA`` (none or one), and the numbers of the other lines.
 
-        All of them are others until the order of the source is known to be that of a log.
+        No line is ordinary until the source is known to have the order of a log.
         """
         others = np.arange(start, len(block))
         if self._orders.known not in (TRANSACTION, LSN) or self._handling.order != BY_POSITION:
@@ -92,7 +91,7 @@ class OrdinaryLines:
         for asked in range(_MOST_NEW):
             if len(left) < LEAST_LINES or len(forms) == _MOST_FORMS:
                 break
-            # Not one behind the other: neighbours are often of one kind.
+            # The lines tried are spread over the block: neighbours often have the same form.
             at = asked * len(left) // _MOST_NEW
             new = self._form_of(block.line(left[at]), block)
             if new is None:
@@ -112,7 +111,8 @@ class OrdinaryLines:
             return None
 
     def _take(self, form: Form, block: Block, lines: Places, epoch: int, taken: list[_Taken]) -> Places:
-        """Read those of ``lines`` that are of ``form``, if they are many; returns what may be of another."""
+        """Read those of ``lines`` that have ``form``, if they are many. Returns the lines that may have
+        another form."""
         if len(lines) < LEAST_LINES:
             return lines
         order = self._orders.known
@@ -123,7 +123,7 @@ class OrdinaryLines:
                 if len(changes.lines) >= LEAST_LINES:
                     events = changes.events(epoch, order)
                     taken.append(_Taken(form, changes.lines, events, *changes.lives()))
-                    # The rest may have values that were not sent: of those there is a form.
+                    # The other lines may have values that were not sent; such lines have a form of their own.
                     found = changes.lines
             except (ValueFault, pa.ArrowInvalid):
                 pass
@@ -143,7 +143,7 @@ class OrdinaryLines:
         left = np.setdiff1d(others, lines, assume_unique=True).tolist()
         events = taken[0].events
         if len(taken) > 1:
-            # In the order of the lines, so that what has risen goes on rising.
+            # In the order of the lines, so that columns that ascend in the file still ascend.
             events = (
                 pa.concat_tables([each.events for each in taken]).combine_chunks().take(np.argsort(lines))
             )
@@ -182,7 +182,7 @@ class _Changes:
     slots: Mapping[str, Slot]
 
     def ordinary(self, order: str | None) -> _Changes:
-        """Those of them that are ordinary in a source of ``order``."""
+        """Return those lines that are ordinary in a source of ``order``."""
         kept = self._ordinary(order)
         if kept.all():
             return self
@@ -197,14 +197,14 @@ class _Changes:
             pc.and_kleene(pc.greater_equal(lsn, 0), pc.less(lsn, LSN_LIMIT)),
             pc.and_kleene(pc.greater(micros, 0), pc.less(micros, _LONGEST_MICROS)),
             pc.equal(pc.is_valid(total_order), order == TRANSACTION),
-            # The identity of a row that a snapshot read has its content, which is hashed one by one.
+            # The identity of a row that a snapshot read has its content, which can only be hashed row by row.
             pc.or_kleene(pc.not_equal(op, "r"), pa.scalar(order == TRANSACTION)),
             pc.fill_null(pc.greater_equal(total_order, 0), True),
         ):
             kept = pc.and_kleene(kept, pc.fill_null(each, False))
         flags = np.asarray(pc.fill_null(kept, False)).copy()
         if sequence is not None:
-            # It stands between quotes, where null is no null.
+            # It stands in quotes, where null does not mean NULL.
             flags &= ~sequence.is_null & (np.asarray(self._commit_before) >= 0)
         for image, columns in self.form.images.items():
             for column in columns:
@@ -216,7 +216,7 @@ class _Changes:
         return flags
 
     def lives(self) -> tuple[int | None, int | None]:
-        """The highest LSN of those without ``sequence[0]``, and the lowest ``sequence[0]``."""
+        """Return the highest LSN of those without ``sequence[0]``, and the lowest ``sequence[0]``."""
         before, lsn = self._commit_before, self._lsn
         first = pc.equal(before, 0)
         highest = pc.max(pc.if_else(first, lsn, None)).as_py()
@@ -224,7 +224,7 @@ class _Changes:
         return highest, lowest
 
     def events(self, epoch: int, order: str | None) -> pa.Table:
-        """The events as a table of ``EVENT_SCHEMA``."""
+        """Return the events as a table of ``EVENT_SCHEMA``."""
         count, contract, op, before = len(self.lines), self.form.contract, self._op, self._commit_before
         lsn = self._lsn
         key_columns = [self._texts(self._image_of_row, each) for each in self._key()]
@@ -275,7 +275,7 @@ class _Changes:
 
     @property
     def _image_of_row(self) -> str:
-        """The image that says which row it is of: of a delete ``before``."""
+        """The image with the key of the row: ``before`` for a delete."""
         return "after" if "after" in self.form.images else "before"
 
     def _ops(self) -> list[str]:
@@ -312,7 +312,7 @@ class _Changes:
         """The commit time in microseconds since 1970, at the finest resolution that the event has."""
         if line_forms.TS_US in self.slots and not self.slots[line_forms.TS_US].is_null.any():
             return self._number(line_forms.TS_US)
-        # Checked: what does not fit would come out as another time.
+        # Checked: an overflow would give a wrong time.
         millis = pc.multiply_checked(self._number(line_forms.TS_MS), 1000)
         nanos = pc.divide(self._number(line_forms.TS_NS), 1000)
         return pc.coalesce(self._number(line_forms.TS_US), nanos, millis)
@@ -338,7 +338,8 @@ class _Changes:
         return column.texts(self.block, self._value(image, column))
 
     def _image(self, image: str) -> pa.StringArray:
-        """The image as it lands: members that are the letters they came as are taken over together."""
+        """Return the image as it lands. Neighbouring members whose text lands unchanged are copied
+        together."""
         parts: list[str | pa.StringArray] = []
         between, columns = "{", self.form.images[image]
         at = 0
@@ -365,10 +366,10 @@ class _Changes:
         return pc.binary_join_element_wise(*parts, between[:-1] + "}", "")
 
     def _goes_on(self, image: str, column: Column, following: Column) -> bool:
-        """Whether ``following`` is verbatim too and its member stands right behind that of ``column``.
+        """Whether ``following`` is verbatim too, and its member comes directly after that of ``column``.
 
-        Between them may be one that was not sent.
+        A member that was not sent may stand between them.
         """
-        # The letters between are the same in all lines.
+        # The text between them is the same in all lines.
         between = int(self._value(image, following).begins[0] - self._value(image, column).ends[0])
         return following.verbatim and between == len(b"," + orjson.dumps(following.name) + b":")

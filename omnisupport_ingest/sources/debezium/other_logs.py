@@ -1,15 +1,15 @@
-"""Where an event stands that comes from another database than PostgreSQL: MySQL's or SQL Server's log.
+"""The position of an event from another database than PostgreSQL: MySQL's or SQL Server's log.
 
 **MySQL, MariaDB**: ``source.file`` (the number at its end), ``source.pos`` and ``source.row``. A server
-writes transactions to its binary log as they commit, one after the other. The halves of a key change share
-a place, as they do in PostgreSQL: the identity tells them apart. A log that begins again (``RESET MASTER``,
-another server) begins at a lower number; that is a new epoch, which a person begins.
+writes transactions to its binary log as they commit, one after the other. The two events of a key change
+share a position, as they do in PostgreSQL; the identity tells them apart. A log that begins again (``RESET
+MASTER``, another server) begins at a lower number; a person must then begin a new epoch.
 
 **SQL Server**: ``source.change_lsn`` and ``source.event_serial_no``. A row stays locked from its change to
 the commit, so of two changes of one key the one that committed first has the lower ``change_lsn``.
 
-A row of the first snapshot stands below every change of its epoch. One that an incremental snapshot read says
-nothing of what it saw that could be compared with these logs, so it has no place.
+A row of the first snapshot stands below every change of its epoch. What a row of an incremental snapshot saw
+cannot be compared with these logs, so such a row has no position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""PostgreSQL's own text of values that are made of others: numbers, arrays, hstore, bits, money."""
+r"""PostgreSQL's text of numbers and of values with parts: arrays, hstore, bits, money."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _BARE_ELEMENT = re.compile(r'[^,{}"\\\s]+')
 
 
 def float_text(value: float, *, single: bool) -> str:
-    """The shortest text that reads as ``value``, as ``extra_float_digits = 1`` writes it.
+    """Return the shortest text that reads as ``value``, as ``extra_float_digits = 1`` writes it.
 
-    ``single``: of a ``real``. PostgreSQL writes exponents outside of 1e-4 to 1e6 (``real``) or 1e15.
+    ``single``: it is a ``real``. PostgreSQL writes an exponent outside of 1e-4 to 1e6 (``real``) or 1e15.
     """
     number = np.float32(value) if single else np.float64(value)
     if np.isnan(number):
@@ -28,7 +28,7 @@ def float_text(value: float, *, single: bool) -> str:
 
 
 def array(elements: Iterable[str | None]) -> str:
-    """``{a,"b c",NULL}``: elements quoted where PostgreSQL quotes them (manual, 8.15.6)."""
+    """Return ``{a,"b c",NULL}``: elements are quoted where PostgreSQL quotes them (manual, 8.15.6)."""
     return "{" + ",".join("NULL" if each is None else _element(each) for each in elements) + "}"
 
 
@@ -39,7 +39,7 @@ def _element(text: str) -> str:
 
 
 def hstore(pairs: Mapping[str, str | None]) -> str:
-    """``"a"=>"1", "b"=>NULL`` (manual, F.17)."""
+    """Return ``"a"=>"1", "b"=>NULL`` (manual, F.17)."""
 
     def quoted(text: str) -> str:
         return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
@@ -50,12 +50,12 @@ def hstore(pairs: Mapping[str, str | None]) -> str:
 
 
 def bits(value: bytes, length: int | None) -> str:
-    """A bit string from Debezium's bytes, the lowest byte first; ``length`` in bits, if it is known."""
+    """Return a bit string from Debezium's bytes, the lowest byte first. ``length``: in bits, if known."""
     digits = format(int.from_bytes(value, "little"), "b")
     return digits.zfill(length) if length else digits
 
 
 def money(amount: Decimal) -> str:
-    """``$1,234.50``, as ``lc_monetary = C`` writes it."""
+    """Return ``$1,234.50``, as ``lc_monetary = C`` writes it."""
     sign = "-" if amount < 0 else ""
     return f"{sign}${amount.copy_abs():,.2f}"

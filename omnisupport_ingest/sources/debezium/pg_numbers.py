@@ -1,4 +1,4 @@
-"""Numbers as Debezium writes them, whichever way it was told to → PostgreSQL's text."""
+"""Converts numbers, in every mode of Debezium, to PostgreSQL's text."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _SPECIAL_NUMBERS = {
 
 _LARGEST_SCALE = 20_000
 _LONGEST_UNSCALED = math.ceil((NUMERIC_DIGITS_BEFORE + NUMERIC_DIGITS_AFTER) * math.log2(10) / 8) + 1
-"""Bytes of the unscaled number of PostgreSQL's longest numeric."""
+"""Most bytes of the unscaled number of a PostgreSQL numeric."""
 
 _MONEY_DIGITS = 17
-"""Digits before the point of the largest money, a 64-bit number of cents."""
+"""Most digits before the point of a money value, which is a 64-bit number of cents."""
 
 Schema = Mapping[str, Any]
-"""The schema of a value, as Kafka Connect writes it beside the payload; empty if there is none."""
+"""The schema of a value, as Kafka Connect writes it beside the payload; empty: none."""
 
 
 def floating(value: Any, *, single: bool) -> str:
-    """A float of four (``single``) or eight bytes, special values by any of their names included."""
+    """Return a float of four (``single``) or eight bytes, or a special value under any of its names."""
     if isinstance(value, str):
         if value in _SPECIAL_NUMBERS:
             return _SPECIAL_NUMBERS[value]
@@ -52,13 +52,13 @@ def floating(value: Any, *, single: bool) -> str:
     except OverflowError:
         raise ValueFault("it is larger than its type") from None
     if text in ("Infinity", "-Infinity"):
-        # It became infinite here; what was infinite at the source comes under a name of its own.
+        # It overflowed to infinity here; an infinite value at the source comes under a name of its own.
         raise ValueFault("it is larger than its type")
     return text
 
 
 def numeric(value: Any, target: Target, *, decimals: str) -> str:
-    """A numeric; ``decimals``: the connector's ``decimal.handling.mode``."""
+    """Return a numeric. ``decimals``: the connector's ``decimal.handling.mode``."""
     if isinstance(value, dict):
         return variable_decimal(value, {}, target)
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
@@ -66,14 +66,14 @@ def numeric(value: Any, target: Target, *, decimals: str) -> str:
     text = string(value)
     if text in _SPECIAL_NUMBERS:
         return _SPECIAL_NUMBERS[text]
-    # A decimal as text has its point, which base64 has not, unless its scale is 0.
+    # A decimal as text has a point unless its scale is 0; base64 has none.
     if decimals == "precise" and "." not in text and target.modifier is not None:
         return plain_number(_unscaled(text, target.scale))
     return plain_number(_decimal(text))
 
 
 def _scaled(number: Decimal, target: Target) -> str:
-    """A number that came as JSON's, with the digits after the point that its type has."""
+    """Return a JSON number with as many digits after the point as its type has."""
     if target.modifier is not None and number.is_finite() and number.adjusted() < 1000:
         exponent = number.as_tuple().exponent
         if isinstance(exponent, int) and -exponent < target.scale:
@@ -82,7 +82,7 @@ def _scaled(number: Decimal, target: Target) -> str:
 
 
 def _decimal(text: str) -> Decimal:
-    # Python takes more for a number than PostgreSQL: 1_000, digits of other scripts, sNaN.
+    # Python accepts more texts as numbers than PostgreSQL: 1_000, digits of other scripts, sNaN.
     if not is_finite_number(text):
         raise ValueFault("it is no number")
     return Decimal(text)
@@ -92,12 +92,12 @@ def _unscaled(text: str, scale: int) -> Decimal:
     content = from_base64(text)
     if len(content) > _LONGEST_UNSCALED:
         raise ValueFault("it has more digits than a numeric of PostgreSQL")
-    # Not by way of the digits of an int: of more than 4,300 Python writes none.
+    # Not through ``str(int)``: Python refuses to write more than 4,300 digits.
     return Decimal(f"{Decimal(int.from_bytes(content, 'big', signed=True)):f}E{-scale}")
 
 
 def connect_decimal(value: Any, schema: Schema, target: Target) -> str:
-    """Connect's ``Decimal``: the unscaled number in base64, and the scale in the schema."""
+    """Return Connect's ``Decimal``: the unscaled number in base64, with the scale of the schema."""
     parameters = schema.get("parameters")
     scale_setting = parameters.get("scale") if isinstance(parameters, dict) else target.scale
     scale = whole_number(scale_setting) if isinstance(scale_setting, str) else scale_setting
@@ -113,7 +113,7 @@ def connect_decimal(value: Any, schema: Schema, target: Target) -> str:
 
 
 def variable_decimal(value: Any, _: Schema, __: Target) -> str:
-    """Debezium's ``VariableScaleDecimal``: scale and unscaled number side by side."""
+    """Return Debezium's ``VariableScaleDecimal``: an object with scale and unscaled number."""
     if not isinstance(value, dict) or type(value.get("scale")) is not int:
         raise ValueFault("it is no decimal of a scale of its own")
     if abs(value["scale"]) > _LARGEST_SCALE:
@@ -122,17 +122,18 @@ def variable_decimal(value: Any, _: Schema, __: Target) -> str:
 
 
 def integer(value: Any, _: Target) -> str:
-    """A whole number, as one or as its digits."""
+    """Return a whole number, given as a number or as its digits."""
     if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit():
         return value
     if isinstance(value, Decimal) and value.as_tuple().exponent == 0:
-        # A whole number of very many digits is read so. It lands, and judging finds that it breaks its type.
+        # A whole number with very many digits comes so. It lands, and judging reports that it breaks its
+        # type.
         return f"{value:f}"
     return str(number(value))
 
 
 def money(value: Any, _: Target) -> str:
-    """Money: a number, its text, or the unscaled number in base64 with two digits after the point."""
+    """Return money: a number, its text, or the unscaled number in base64 with two digits after the point."""
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return _money(Decimal(value))
     text = string(value)
@@ -140,7 +141,7 @@ def money(value: Any, _: Target) -> str:
 
 
 def _money(amount: Decimal) -> str:
-    # Its digits are written out, and 1e999999999 has as many.
+    # All digits are written out, and 1e999999999 would have as many.
     if amount.adjusted() > _MONEY_DIGITS:
         raise ValueFault("it is larger than its type")
     return pg_literals.money(amount)

@@ -1,7 +1,7 @@
-"""PostgreSQL's text of Debezium's dates, times and intervals, for all of PostgreSQL's range.
+"""Converts Debezium's dates, times and intervals to PostgreSQL's text, for all of PostgreSQL's range.
 
-The driver that Debezium reads with writes infinity as certain numbers; they lie where no date of
-PostgreSQL does, or where none is ever meant, so they are read as infinity again.
+The driver that Debezium reads with writes infinity as certain numbers. No date of PostgreSQL, or none that is
+used in practice, has these numbers, so they are read as infinity again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DAY = 86_400_000_000
 
 _LONGEST_DAYS = 1 << 31
 _LONGEST_MICROS = 1 << 64
-"""Beyond what PostgreSQL holds, and within what can be written out."""
+"""Beyond PostgreSQL's range, and still short enough to write out."""
 
 _INFINITE_DAYS = {-2_147_472_692: "infinity", -2_147_472_691: "-infinity"}
 _INFINITE_MICROS = {9_223_372_036_825_200_000: "infinity", -9_223_372_036_832_400_000: "-infinity"}
@@ -40,13 +40,13 @@ _INTERVAL = re.compile(
 
 
 def date_of_days(days: int) -> str:
-    """Days since 1970-01-01."""
+    """Return the date so many days after 1970-01-01."""
     _refuse_beyond(days, _LONGEST_DAYS)
     return _INFINITE_DAYS.get(days) or _date(*_civil(days))
 
 
 def timestamp_of_micros(micros: int, *, zone: str = "") -> str:
-    """Microseconds since 1970-01-01; ``zone`` is put behind the time."""
+    """Return the time so many microseconds after 1970-01-01; ``zone`` is appended."""
     if micros in _INFINITE_MICROS:
         return _INFINITE_MICROS[micros]
     _refuse_beyond(micros, _LONGEST_MICROS)
@@ -56,7 +56,7 @@ def timestamp_of_micros(micros: int, *, zone: str = "") -> str:
 
 
 def time_of_micros(micros: int) -> str:
-    """Microseconds since midnight; all of a day is 24:00:00."""
+    """Return the time so many microseconds after midnight; the end of the day is 24:00:00."""
     if not 0 <= micros <= DAY:
         raise ValueFault("its number is no time of a day")
     seconds, fraction = divmod(micros, 1_000_000)
@@ -65,7 +65,7 @@ def time_of_micros(micros: int) -> str:
 
 
 def date_of_text(text: str) -> str:
-    """``2026-02-28Z``, ISO 8601 with years before 1 counted through 0."""
+    """Return the date in ``2026-02-28Z``, ISO 8601 with a year 0 and negative years before it."""
     plain = text.removesuffix("Z")
     if plain in _INFINITE_TEXTS or plain in ("infinity", "-infinity"):
         return _INFINITE_TEXTS.get(plain, plain)
@@ -76,7 +76,7 @@ def date_of_text(text: str) -> str:
 
 
 def timestamp_of_text(text: str, *, zoned: bool) -> str:
-    """``2026-02-28T13:14:15.1Z``, ``infinity``; ``zoned``: the result has its zone."""
+    """Return the time in ``2026-02-28T13:14:15.1Z`` or ``infinity``; ``zoned``: the result has its zone."""
     plain = text.removesuffix("Z")
     if plain in _INFINITE_TEXTS or plain in ("infinity", "-infinity"):
         return _INFINITE_TEXTS.get(plain, plain)
@@ -89,7 +89,7 @@ def timestamp_of_text(text: str, *, zoned: bool) -> str:
 
 
 def time_of_text(text: str, *, zoned: bool) -> str:
-    """``13:14:15.123456Z``; ``zoned``: the result has its zone."""
+    """Return the time of day in ``13:14:15.123456Z``; ``zoned``: the result has its zone."""
     match = _CLOCK.fullmatch(text)
     if match is None:
         raise ValueFault("it is no ISO 8601 time of a day")
@@ -98,18 +98,19 @@ def time_of_text(text: str, *, zoned: bool) -> str:
 
 
 def interval_of_micros(micros: int) -> str:
-    """A length in microseconds, as hours: months and days are lost in it already."""
+    """Return an interval of so many microseconds, in hours: the connector has already lost months and
+    days."""
     _refuse_beyond(micros, _LONGEST_MICROS)
     return _clock(micros) if micros else "00:00:00"
 
 
 def interval_of_text(text: str) -> str:
-    """``P1Y2M3DT4H5M6.789S`` in PostgreSQL's own style (``IntervalStyle = postgres``)."""
+    """Return ``P1Y2M3DT4H5M6.789S`` in PostgreSQL's own style (``IntervalStyle = postgres``)."""
     match = _INTERVAL.fullmatch(text)
     if match is None or text in ("P", "PT"):
         raise ValueFault("it is no ISO 8601 duration")
     years, months, days, hours, minutes, seconds = (int(each or 0) for each in match.groups()[:6])
-    # PostgreSQL has six digits; the connector writes nine, of a binary fraction that it cuts off.
+    # PostgreSQL has six digits. The connector writes nine digits of a binary fraction, cut off.
     fraction = (int((match[7] or "").ljust(9, "0")) + 500) // 1000
     if (match[6] or "").startswith("-"):
         fraction = -fraction
@@ -151,7 +152,7 @@ def _fraction(digits: str) -> str:
 
 
 def _zone(text: str | None) -> str:
-    """A zone as PostgreSQL writes it: minutes only where there are some."""
+    """Return a zone as PostgreSQL writes it: with minutes only if there are some."""
     if text is None:
         raise ValueFault("it has no time zone")
     if text == "Z":
@@ -170,7 +171,7 @@ def _split_era(date: str) -> tuple[str, str]:
 
 
 def _civil(days: int) -> tuple[int, int, int]:
-    """Year, month and day of the Gregorian calendar, extended to all years.
+    """Return year, month and day in the Gregorian calendar, extended to all years.
 
     By Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms", ``civil_from_days``.
     """

@@ -1,23 +1,23 @@
-"""Where a Debezium event stands: its position, and what its position is made of.
+"""The position of a Debezium event, and how it is made.
 
-``commit_lsn`` is ``source.sequence[0]``, the end of the transaction that committed before the
-event's own, or 0 where the connector gives none. ``ordinal`` is ``source.lsn`` in the upper 49 bits and
+``commit_lsn`` is ``source.sequence[0]``, the end of the transaction that committed before the event's own, or
+0 where the connector gives none. ``ordinal`` is ``source.lsn`` in the upper 49 bits and
 ``transaction.total_order`` (0 if there is none) in the lower 14.
 
-Why this is the order of a row's changes. A change of a row waits for the lock of the transaction
-that changed it before, an insert waits in the unique index for the one that holds its key, and a
-truncate for everyone: so of two changes of one key, the one that committed first has the lower LSN,
-and ``sequence[0]``, which never falls along the stream, agrees. (A deferrable key may break this; so
-tables with one are not for this way in.) Changes of *different* keys may cross, which no fold sees.
-Several rows may share one LSN (a row that changes its key, a COPY): their ``total_order``s are
-neighbours, fewer than 2^14, so the lower bits keep them apart.
+Why this is the order of a row's changes: a change of a row waits for the lock of the transaction that changed
+the row before. An insert waits in the unique index for the transaction that holds its key. A truncate waits
+for all. So of two changes of one key, the one that committed first has the lower LSN, and ``sequence[0]``,
+which never falls along the stream, agrees. (A deferrable key may break this, so tables with one must not come
+this way.) Changes of *different* keys may be in another order, which does not affect any fold. Several rows
+may share one LSN (a row that changes its key, a COPY): their ``total_order``s are neighbours, fewer than
+2^14, so the lower bits keep them apart.
 
-A row that a snapshot read is not a change and waits for no lock: a transaction that was in progress
-has lower LSNs and commits after. ``sequence[0]`` tells: what commits later has the higher one. So a
-row of an incremental snapshot stands where the stream had it. A row of the connector's first
-snapshot has no ``sequence[0]``, and neither has the first transaction after it, which may have been
-in progress; so such a row gets a negative ordinal, its LSN still in the upper bits: below every
-change, as nothing of the stream came before it.
+A row that a snapshot read is not a change and waits for no lock: a transaction that was in progress has lower
+LSNs and commits after. ``sequence[0]`` tells: what commits later has the higher one. So a row of an
+incremental snapshot stands where the stream had it. A row of the connector's first snapshot has no
+``sequence[0]``, and neither has the first transaction after it, which may have been in progress; so such a
+row gets a negative ordinal, its LSN still in the upper bits: below every change, as nothing of the stream
+came before it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from __future__ import annotations
 from omnisupport_ingest.sources.debezium.faults import LineFault
 
 TRANSACTION, LSN, TIME = "transaction", "lsn", "time"
-"""What orders a source's events: log position and order in the transaction, log position alone, or
-the commit time alone."""
+"""What orders the events of a source: log position and order in the transaction, log position alone, or the
+commit time alone."""
 
 BINLOG, CHANGE_LSN = "binlog", "change_lsn"
-"""The same of other connectors: MySQL's binary log, SQL Server's log."""
+"""What orders the events of other connectors: MySQL's binary log, SQL Server's log."""
 
 ARRIVAL = "arrival"
-"""How the events stand one behind the other in their files or their partition; a definition says so."""
+"""Events are ordered as they come in their files or their partition; a definition says so."""
 
 ORDER_BITS = 14
 LSN_LIMIT = 1 << 49
 SNAPSHOT_BASE = -(1 << 63)
-"""What is added for rows of a first snapshot, so that they stand below every change."""
+"""Added to the ordinals of rows of a first snapshot, so that they stand below every change."""
 
 
 def packed(upper: int, total_order: int | None) -> int:
-    """``upper`` (an LSN, or milliseconds) and the lower bits of ``total_order`` as one ordinal."""
+    """Return ``upper`` (an LSN, or milliseconds) and the lower bits of ``total_order`` as one ordinal."""
     if not 0 <= upper < LSN_LIMIT:
         raise LineFault(
             "its source.lsn (or its time) does not fit 49 bits, which is what a position has room for",
@@ -58,5 +58,5 @@ def order_of(lsn: int | None, total_order: int | None) -> str:
 
 
 def lsn_in(ordinal: int) -> int:
-    """The LSN that ``packed`` put into ``ordinal``, of a change or of a snapshot's row."""
+    """Return the LSN that ``packed`` put into ``ordinal``, which may be of a change or of a snapshot row."""
     return (ordinal - SNAPSHOT_BASE if ordinal < 0 else ordinal) >> ORDER_BITS

@@ -1,7 +1,7 @@
-"""A line as a change: the record around it, the schema beside it, Debezium's envelope or the flat form.
+"""Reads a line as a change: the record around it, the schema beside it, Debezium's envelope or the flat form.
 
-A line is the value of a Kafka record, or the whole record (``topic``, ``key``, ``value``,
-``headers``); key and value stand alone or as ``{"schema": …, "payload": …}``.
+A line is the value of a Kafka record, or a whole record (``topic``, ``key``, ``value``, ``headers``). Key and
+value stand alone or as ``{"schema": …, "payload": …}``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.debezium.handling import ALONE, DELETE, DROP, PL
 from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
 
 OLD_KEY = "__debezium.oldkey"
-"""The header of a row whose key changed; it says which one it was."""
+"""The header of a record whose row has changed its key; it holds the key before."""
 
 OPERATIONS = frozenset("crudt")
 
@@ -42,8 +42,8 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record taken apart: values without their schemas, which stand beside them. ``topic`` is empty, and
-    ``key`` None, where nothing says."""
+    """A record taken apart: its values, and their schemas separately. ``topic`` is empty and ``key`` None if
+    unknown."""
 
     topic: str
     key: Any
@@ -54,15 +54,15 @@ class Record:
 
 
 def read_line(line: bytes, handling: Handling = PLAIN, context: LineContext = ALONE) -> Change | Passed:
-    """Return the change in one line of JSON, or the kind of a line without one; ``LineFault`` for any other
-    line."""
+    """Return the change in one line of JSON, or the kind of a line without one. Raises ``LineFault`` for any
+    other line."""
     return read_record(record_in(_parse(line), handling), handling, context)
 
 
 def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Document) -> Record:
-    """The record whose key and value came apart, as Kafka has them; ``LineFault`` if the value is no JSON.
+    """Return the record with these parts, as Kafka has them. Raises ``LineFault`` if the value is no JSON.
 
-    A key that is no JSON is none. An empty value is a tombstone.
+    A key that is no JSON counts as none. An empty value is a tombstone.
     """
     try:
         key_document = parse_row(key) if key else None
@@ -72,7 +72,8 @@ def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Docum
 
 
 def read_record(record: Record, handling: Handling, context: LineContext) -> Change | Passed:
-    """Return the change in ``record``, or the kind of a record without one; ``LineFault`` for any other."""
+    """Return the change in ``record``, or the kind of a record without one. Raises ``LineFault`` for any
+    other record."""
     context = replace(context, name=record.topic or context.name)
     value = record.value
     if value is None or value == "":
@@ -84,7 +85,7 @@ def read_record(record: Record, handling: Handling, context: LineContext) -> Cha
         return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, context)
     if flat.is_flat:
         return _of_flat(record, flat, handling, context)
-    # Of a topic that is one of rows, a row may look like anything.
+    # A topic that the definition maps to a table holds rows, whatever they look like.
     if handling.bare_rows and handling.table_of(context.name) is not None:
         return _of_flat(record, flat, handling, context)
     passed = _beside_the_rows(record, value)
@@ -136,13 +137,13 @@ def is_envelope(value: Document) -> bool:
 
 
 def record_in(document: Any, handling: Handling) -> Record:
-    """The record that a line holds; of a value alone, a record without a topic."""
+    """Return the record in a line; for a value alone, a record without a topic."""
     if not is_record(document, handling):
         value, schema = unwrapped(document)
         return Record("", None, {}, value, schema)
     key, key_schema = unwrapped(document.get("key"))
     if "key" not in document and "topic" not in document:
-        # The columns of the key stand beside a value that is null.
+        # A value of null has the columns of its key beside it.
         key = {name: member for name, member in document.items() if name != "value"}
     value, value_schema = unwrapped(document["value"])
     topic = document.get("topic")
@@ -157,11 +158,11 @@ def record_in(document: Any, handling: Handling) -> Record:
 
 
 def is_record(document: Any, handling: Handling) -> bool:
-    """Whether a line is a whole record, and no value alone."""
+    """Whether a line is a whole record, not a value alone."""
     if not isinstance(document, dict) or "value" not in document:
         return False
     if "op" in document or any(is_metadata(name, handling) for name in document):
-        # The flat form, of a table that has a column of this name.
+        # A row of the flat form may have a column of this name.
         return False
     value = document["value"]
     if "topic" in document or "key" in document:
@@ -174,7 +175,7 @@ def is_record(document: Any, handling: Handling) -> bool:
 
 
 def unwrapped(document: Any) -> tuple[Any, Document]:
-    """``document`` without the schema around it, and that schema; empty if there is none."""
+    """Return ``document`` without the schema around it, and that schema; empty if there is none."""
     if isinstance(document, dict) and "payload" in document and document.keys() <= {"schema", "payload"}:
         schema, payload = document.get("schema"), document["payload"]
         if "schema" in document or payload is None or isinstance(payload, dict):
@@ -183,7 +184,7 @@ def unwrapped(document: Any) -> tuple[Any, Document]:
 
 
 def telling_headers(handling: Handling) -> frozenset[str]:
-    """The names of headers that say something of a row beside its value."""
+    """Return the names of headers that hold metadata of a row."""
     return frozenset({OLD_KEY, *(name for what in TOLD for name in names_of(what, handling))})
 
 
@@ -234,7 +235,7 @@ def _of_flat(record: Record, flat: Flat, handling: Handling, context: LineContex
     row = flat.row
     op = "d" if _is_deleted(flat.about("deleted")) else flat.about("op")
     if op is None and (handling.bare_rows or flat.about("deleted") is not None):
-        # A row that is there: it says everything of itself but how it came to be.
+        # An insert or an update, which cannot be told apart: the row has all its values.
         op = "u"
     if not isinstance(op, str) or op not in OPERATIONS:
         raise LineFault("it has no __op that is one of c, r, u, d and t", f"Set {_ADD_FIELDS}.")
@@ -261,7 +262,7 @@ def _of_flat(record: Record, flat: Flat, handling: Handling, context: LineContex
 
 
 def columns_of(record: Record, flat: Flat) -> dict[str, Document]:
-    """The schemas of the columns of a row of the flat form, by name."""
+    """Return the schemas of the columns of a row of the flat form, by name."""
     fields = _fields_of(record.value_schema)
     return {name: field for name, field in fields.items() if not flat.is_about(name)}
 
@@ -269,7 +270,8 @@ def columns_of(record: Record, flat: Flat) -> dict[str, Document]:
 def flat_table(
     record: Record, flat: Flat, handling: Handling, context: LineContext
 ) -> tuple[str | None, str]:
-    """The schema, if anything says it, and the table of a row of the flat form; ``LineFault`` without one."""
+    """Return the schema (None if unknown) and the table of a row of the flat form. Raises ``LineFault`` if
+    the table is unknown."""
     topic = record.topic.split(".")
     schema = flat.about("schema") or (topic[-2] if len(topic) > 2 else None)
     table = flat.about("table")
@@ -279,7 +281,8 @@ def flat_table(
 
 
 def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> Change | Passed:
-    """A tombstone: it is dropped, as its delete came before it, but where nothing else tells of deletes."""
+    """Return what a tombstone means: nothing, because its delete came before it, or the delete itself if the
+    definition says that no other event tells of deletes."""
     if handling.tombstones == DROP or not isinstance(record.key, dict):
         return TOMBSTONE
     topic = record.topic.split(".")
@@ -305,9 +308,10 @@ def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> C
 
 
 def named_table(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
-    """As ``table_of``, where the event itself says its ``table``, if anything does: then it is of no other.
+    """Return schema and table as ``table_of`` does, but never a table other than the one that the event
+    names.
 
-    The definition may say its schema.
+    The definition may still give its schema.
     """
     named = handling.table_of(context.name)
     if named is not None and (known := _text(table)) is not None and known != named.table:
@@ -318,7 +322,7 @@ def named_table(schema: Any, table: Any, handling: Handling, context: LineContex
 def table_of(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
     """Return schema and table: from the event, else from the definition of its file or topic."""
     named = handling.table_of(context.name)
-    # The definition goes first where the topic's name is all that names a table.
+    # The definition wins over a name that comes from the topic alone.
     if named is not None and not (_text(table) and _text(schema)):
         return named.schema, named.table
     if (table_name := _text(table)) is not None:
@@ -336,7 +340,7 @@ def _text(value: Any) -> str | None:
 
 
 def _is_deleted(value: Any) -> bool:
-    """What ``__deleted`` says; ``LineFault`` for what is neither true nor false: nothing is guessed."""
+    """Return the meaning of ``__deleted``. Raises ``LineFault`` if it is neither true nor false."""
     text = str(value).lower() if isinstance(value, str | int) else value
     if text in ("true", "1"):
         return True
@@ -352,7 +356,7 @@ def _image(value: Any, name: str) -> Document | None:
 
 
 def _old_key(record: Record) -> Document | None:
-    """The key that a row had before its key changed: Debezium's header on the ``c`` of the new key."""
+    """Return the key before a key change: Debezium's header on the ``c`` of the new key."""
     header = record.headers.get(OLD_KEY)
     if isinstance(header, str):
         try:
@@ -364,7 +368,7 @@ def _old_key(record: Record) -> Document | None:
 
 
 def _fields_of(schema: Document) -> dict[str, Document]:
-    """The schemas of what a ``schema`` holds, by name."""
+    """Return the schemas of the fields in ``schema``, by name."""
     fields = schema.get("fields")
     return {
         each["field"]: each
@@ -374,7 +378,7 @@ def _fields_of(schema: Document) -> dict[str, Document]:
 
 
 def row_fields(schema: Document) -> dict[str, Document]:
-    """The schemas of a row's columns, by name, in the ``schema`` of an envelope."""
+    """Return the schemas of a row's columns, by name, from the ``schema`` of an envelope."""
     fields = _fields_of(schema)
     return _fields_of(fields.get("after") or fields.get("before") or {})
 
@@ -382,7 +386,8 @@ def row_fields(schema: Document) -> dict[str, Document]:
 def _time(
     member: Callable[[str], Any], prefix: str, row: Document, handling: Handling, context: LineContext
 ) -> datetime:
-    """Return the commit time at its finest resolution; else that of a column, else that beside the line."""
+    """Return the commit time at its finest resolution; else the time in a column, else that of
+    ``context``."""
     for name, divisor in (("ts_us", 1), ("ts_ns", 1000), ("ts_ms", None)):
         time = _whole(member(name), prefix + name)
         if time is not None:
@@ -400,7 +405,7 @@ def _time(
 
 
 def _of_column(value: Any, name: str) -> datetime:
-    """A time in a column: ISO 8601 (UTC where it names no zone), or milliseconds since 1970."""
+    """Return a time in a column: ISO 8601 (UTC if it has no zone), or milliseconds since 1970."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)
@@ -435,7 +440,7 @@ def _whole(value: Any, name: str) -> int | None:
 
 
 def _commit_before(sequence: Any) -> int | None:
-    """``source.sequence[0]``; the sequence comes as a JSON array, as a rule inside a text."""
+    """Return ``source.sequence[0]``; the sequence is a JSON array, usually inside a text."""
     if isinstance(sequence, str):
         try:
             sequence = parse_row(sequence)

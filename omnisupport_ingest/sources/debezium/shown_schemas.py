@@ -1,7 +1,8 @@
-"""The schemas that the rows of a batch show, recorded when the batch lands.
+"""Collects the schemas of the rows of a batch, and records them when the batch lands.
 
-A row's columns are those of its ``after``, which has every column of its table; their types are in the schema
-beside it, if there is one. Rows that were written alike count together, so many lines cost what one does.
+The columns of a row are those of its ``after``, which has every column of its table; their types are in the
+schema beside it, if there is one. Rows that were written alike count together, so many lines cost as much as
+one.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from omnisupport_ingest.sources.debezium.connect_types import shown_column
 from omnisupport_ingest.sources.shown_columns import Recorder, Sighting
 
 First: TypeAlias = int | bytes
-"""Which row was the first of some: its number in its file, or its line, of what is of no file."""
+"""Which row was the first of several: its number in its file, or its line if it is of no file."""
 
 _PARTS = ("type", "name", "optional", "parameters", "items")
-"""The parts of a column's Connect schema that say what it is."""
+"""The members of a column's Connect schema that define its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSchema:
-    """The columns of a row. ``written``: what distinguishes it. ``fields``: the Connect schemas of those that
-    have one."""
+    """The columns of a row. ``written``: their names and types as one text. ``fields``: the Connect schemas
+    of columns that have one."""
 
     names: tuple[str, ...]
     fields: Mapping[str, Mapping[str, Any]]
@@ -36,7 +37,7 @@ class RowSchema:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> RowSchema:
-        """That of ``row``, column → value."""
+        """Return the schema of ``row``, column → value."""
         names = tuple(row)
         parts = [[fields[name].get(part) for part in _PARTS] for name in names if name in fields]
         return cls(names, fields, f"{names}{parts}")
@@ -44,7 +45,7 @@ class RowSchema:
 
 @dataclass(slots=True)
 class _Shown:
-    """Rows of one table with one schema. ``latest``: the time of the newest."""
+    """Rows of one table with one schema. ``latest``: the time of the newest row."""
 
     contract: TableContract
     schema: RowSchema
@@ -61,11 +62,11 @@ class ShownSchemas:
         self._last: dict[str, RowSchema] = {}
 
     def add_row(self, contract: TableContract, change: Change, first: First, at: datetime) -> None:
-        """Take in the row of ``change``, if it has one, of the time ``at``."""
+        """Add the row of ``change``, if it has one; ``at``: its time."""
         if change.after is None:
             return
         schema = self._last.get(contract.name)
-        # Nearly every row is like the one before it.
+        # Nearly every row has the schema of the row before it.
         if schema is None or schema.names != tuple(change.after) or schema.fields != change.fields:
             schema = self._last[contract.name] = RowSchema.of(change.after, change.fields)
         self.add(contract, schema, first, at)
@@ -73,7 +74,7 @@ class ShownSchemas:
     def add(
         self, contract: TableContract, schema: RowSchema, first: First, latest: datetime, rows: int = 1
     ) -> None:
-        """Take in ``rows`` of the table of ``contract``, the ``latest`` of that time."""
+        """Add ``rows`` (their number) of the table of ``contract``; ``latest``: the time of the newest."""
         key = contract.name, schema.written
         shown = self._shown.get(key)
         if shown is None:
@@ -84,7 +85,7 @@ class ShownSchemas:
         shown.rows += rows
 
     def record(self, into: Recorder, place: Callable[[First], str]) -> None:
-        """Record what has changed since the last batch. ``place``: a row in words."""
+        """Record what has changed since the last batch. ``place`` returns where a row is, in words."""
         for shown in sorted(self._shown.values(), key=lambda each: each.latest):
             columns = [shown_column(each, shown.schema.fields.get(each, {})) for each in shown.schema.names]
             into.take(shown.contract, columns, Sighting(shown.latest, shown.rows, place(shown.first)))

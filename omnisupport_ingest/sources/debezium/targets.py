@@ -1,4 +1,4 @@
-"""What a column is that a value goes into: its PostgreSQL type, taken apart."""
+"""The PostgreSQL type of the column that a value goes into, taken apart."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _ALIASES = {
     "int8": "bigint",
 }
 _OF_EXTENSIONS = (".hstore", ".geometry", ".geography")
-"""Types that stand in the schema of their extension, whichever that is."""
+"""Types that stand in the schema of their extension, whatever its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """The PostgreSQL type of a column: name, modifier and scale.
 
-    ``name`` is the type's plain name, empty if nothing is known; ``modifier`` its first number
-    (length, precision); ``scale`` of a numeric. ``element`` of an array is its elements' type.
+    ``name`` is the type's plain name, empty if nothing is known; ``modifier`` its first number (length,
+    precision); ``scale`` of a numeric. ``element``: for an array, the type of its elements.
     """
 
     name: str = ""
@@ -43,7 +43,7 @@ class Target:
 
     @classmethod
     def of(cls, pg_type: str | None) -> Target:
-        """The target that ``pg_type`` names, as a contract writes it; None: nothing is known."""
+        """Return the target for ``pg_type``, as a contract writes it; None: nothing is known."""
         return cls() if pg_type is None else _target(pg_type)
 
 

@@ -1,4 +1,4 @@
-"""The value that Debezium writes for a column that was not sent (unchanged TOAST), in all its disguises."""
+"""The value that Debezium writes for a column that was not sent (unchanged TOAST), in all its forms."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _UNAVAILABLE_ELEMENTS = frozenset(
 _CODES = list(_BYTES)
 
 DISGUISES = frozenset({PLACEHOLDER, *(each for each in _UNAVAILABLE_ELEMENTS if PLACEHOLDER not in each)})
-"""Texts one of which stands in any line that has such a value (but as a list of numbers), escapes aside."""
+"""Every line with such a value contains one of these texts, apart from escapes, unless the value is a list of
+numbers."""
 
 
 def is_unavailable(value: Any) -> bool:
-    """Whether ``value`` stands for one that was not sent (unchanged TOAST), in any of its disguises."""
+    """Whether ``value`` stands for a column that was not sent (unchanged TOAST), in any of its forms."""
     if isinstance(value, str):
         return value in UNAVAILABLE_TEXTS
     if isinstance(value, list) and value:

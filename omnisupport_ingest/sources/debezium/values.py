@@ -1,7 +1,7 @@
-"""A value as Debezium writes it in JSON → the text that PostgreSQL has for it.
+"""Converts a value as Debezium writes it in JSON to PostgreSQL's text.
 
-What a value is says the schema beside it, if there is one; else the type in the table's contract, as
-the connector's default modes write it (``docs/debezium.md`` lists them). Without both, JSON's own type.
+The schema beside the value, if there is one, says what it means; else the type in the table's contract, as
+the connector's default modes write it (``docs/debezium.md`` lists them). Without both, its JSON type decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VARIABLE_SCALE = "io.debezium.data.VariableScaleDecimal"
 MEANS_TEXT = frozenset(
     f"io.debezium.data.{each}" for each in ("Json", "Uuid", "Enum", "Xml", "Ltree", "Tsvector")
 )
-"""Names of Connect schemas whose values are texts of PostgreSQL as they come."""
+"""Names of Connect schemas whose values already are PostgreSQL's texts."""
 
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 _FLOATS = ("real", "double precision")
@@ -67,20 +67,22 @@ def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> s
 
 
 def has_meaning(schema: Schema) -> bool:
-    """Whether ``schema`` says more of its values than their type."""
+    """Whether ``schema`` says more about its values than their type."""
     return str(schema.get("name") or "") in _BY_MEANING
 
 
 def is_single(schema: Schema, target: Target) -> bool | None:
-    """Whether values are floats of four bytes (true) or of eight (false); None if they are none."""
+    """Whether values are floats of four bytes (True) or of eight (False); None if they are no floats."""
     if schema.get("type") in ("float", "double") and target.name in ("", *_FLOATS):
         return bool(schema["type"] == "float")
     return target.name == "real" if target.name in _FLOATS else None
 
 
 def lands_as_it_comes(target: Target) -> bool:
-    """Whether a text for a column of this type is PostgreSQL's text already, without a schema that says
-    otherwise: texts, enumerations, ranges, addresses and every type that nothing is known of."""
+    """Whether a text for a column of this type already is PostgreSQL's text, if no schema says otherwise.
+
+    True for texts, enumerations, ranges, addresses and all unknown types.
+    """
     return target.element is None and target.name not in (*_BY_TYPE, *_FLOATS, "bytea", "numeric")
 
 
@@ -224,7 +226,7 @@ _BY_TYPE: dict[str, Callable[[Any, Target], str]] = {
     "geometry": lambda value, target: _geometry(value, {}, target),
     "geography": lambda value, target: _geometry(value, {}, target),
 }
-"""PostgreSQL type → its text, from what the connector's default modes write."""
+"""PostgreSQL type → function that makes its text from what the default modes of the connector write."""
 
 _MILLIS, _MICROS, _NANOS = (
     lambda unit: int(unit) * 1000,
@@ -261,4 +263,4 @@ _BY_MEANING: dict[str, Callable[[Any, Schema, Target], str | None]] = {
     "io.debezium.data.geometry.Geography": _geometry,
     **dict.fromkeys(MEANS_TEXT, _as_text),
 }
-"""Name of a Connect schema → the text of its values."""
+"""Name of a Connect schema → function that makes the text of its values."""

@@ -1,1 +1,1 @@
-"""Kafka topics of Debezium events as a way in."""
+"""Ingestion of Debezium events from Kafka topics."""

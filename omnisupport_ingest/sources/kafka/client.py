@@ -1,7 +1,7 @@
-"""The client of a Kafka cluster, and what the cluster says: its topics, their ids, their offsets.
+"""The client of a Kafka cluster, and what it reads from the cluster: topics, their ids, their offsets.
 
-The library (``confluent-kafka``, librdkafka) is an extra. We assign partitions to ourselves and join no
-group, so nothing is rebalanced.
+The library (``confluent-kafka``, librdkafka) is an optional dependency. The client assigns partitions to
+itself and joins no consumer group, so no rebalance happens.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 ANSWER_SECONDS = 10.0
-"""How long one answer of the cluster is waited for."""
+"""Seconds to wait for an answer of the cluster."""
 
 _ID_SECONDS = 3.0
-"""The same of topics' ids, which an old cluster does not tell."""
+"""Seconds to wait for the ids of topics; an old cluster gives none."""
 
 _CLOSE_SECONDS = 3.0
-"""How long the end of a connection is waited for; a cluster that is there takes milliseconds."""
+"""Seconds to wait for a connection to close; a reachable cluster takes milliseconds."""
 
 _DEFAULTS = {
     "client.id": "omnisupport-ingest",
@@ -39,10 +39,11 @@ _LOG.addHandler(logging.NullHandler())
 
 
 class Cluster:
-    """A connection to the cluster of one source. To be closed; a context manager."""
+    """A connection to the cluster of one source. A context manager; the caller must close it."""
 
     def __init__(self, source: str, topics: KafkaTopics) -> None:
-        """``KafkaRefused`` without the library, or for settings that it refuses; ``ConnectionMissing``."""
+        """Raises ``KafkaRefused`` if the library is missing or refuses the settings, and
+        ``ConnectionMissing``."""
         self._source, self._topics = source, topics
         self._problem = ""
         self._lock = threading.Lock()
@@ -51,8 +52,10 @@ class Cluster:
         self.consumer = make_consumer(source, topics, self._told, on_error=self._note)
 
     def held(self) -> list[Held]:
-        """What the cluster holds of every partition of the topics, in order; ``KafkaUnreachable``, and
-        ``KafkaRefused`` if it has none of the topics."""
+        """Return what the cluster holds of every partition of the topics, in order.
+
+        Raises ``KafkaUnreachable``, and ``KafkaRefused`` if the cluster has none of the topics.
+        """
         from confluent_kafka import KafkaException, TopicPartition
 
         try:
@@ -81,7 +84,7 @@ class Cluster:
         return found
 
     def now(self, held: Held) -> Held:
-        """What the cluster holds of the same partition now."""
+        """Return what the cluster holds now of the partition of ``held``."""
         from confluent_kafka import KafkaException, TopicPartition
 
         place = TopicPartition(held.topic, held.partition)
@@ -92,7 +95,7 @@ class Cluster:
         return Held(held.topic, held.partition, low, end, held.topic_id)
 
     def consume(self, count: int, seconds: float) -> Sequence[Message]:
-        """Up to ``count`` messages, errors and ends of partitions among them."""
+        """Return up to ``count`` messages, including errors and ends of partitions, within ``seconds``."""
         from confluent_kafka import KafkaException
 
         try:
@@ -102,10 +105,10 @@ class Cluster:
             raise self.unreachable(problem.args[0]) from None
 
     def unreachable(self, problem: object) -> KafkaUnreachable:
-        """The error for a cluster that does not answer as it should."""
+        """Return the error for a cluster that does not answer as it should."""
         code = getattr(problem, "str", None)
         told = [str(code() if callable(code) else problem)]
-        # Why it is so comes by a callback. A message that comes with it is read again by the next sync.
+        # A callback delivers the cause. If this call consumes a message, the next sync reads it again.
         self.consumer.poll(0)
         with self._lock:
             if self._problem and self._problem not in told:
@@ -119,11 +122,11 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Close the client. What it still has to tell a cluster that is gone, it goes on telling on a thread
-        of its own that nobody waits for."""
+        """Close the client. If the cluster is gone, the library goes on closing in a daemon thread that
+        nobody waits for."""
         closing = threading.Thread(target=self.consumer.close, name="closing a client of Kafka", daemon=True)
         closing.start()
-        # The library waits a minute or more for the answer to offsets of the group, which decide nothing.
+        # The library waits a minute or more for the answer to the group's offsets, on which nothing depends.
         closing.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
@@ -133,7 +136,7 @@ class Cluster:
         self.close()
 
     def _ids(self, names: list[str]) -> dict[str, str]:
-        """The id of each topic, as far as the cluster tells."""
+        """Return the ids of the topics ``names``; a topic whose id the cluster does not give is left out."""
         from concurrent.futures import TimeoutError as NoAnswer
 
         from confluent_kafka import KafkaException, TopicCollection, Uuid
@@ -151,9 +154,11 @@ class Cluster:
         return found
 
     def _offsets(self, places: list[TopicPartition]) -> tuple[list[int], list[int]]:
-        """The first offset that each of ``places`` holds, and the one behind its last, as it may be read.
+        """Return the first offset that each of ``places`` holds, and the offset after its last readable
+        record.
 
-        One request to a broker for all of its partitions: one request for each takes up a tick.
+        It sends each broker one request for all its partitions; one request per partition would take as long
+        as a whole tick of the sensor.
         """
         from concurrent.futures import TimeoutError as NoAnswer
 
@@ -184,8 +189,8 @@ class Cluster:
     def _note(self, error: KafkaError) -> None:
         from confluent_kafka import KafkaError
 
-        # Called on the thread that waits for messages, and on that of an answer. That all brokers are down
-        # says less than why one is.
+        # librdkafka calls this on the thread that waits for messages and on that of an answer. "All brokers
+        # are down" says less than the cause at one broker, so it never replaces a cause.
         with self._lock:
             if not self._problem or error.code() != KafkaError._ALL_BROKERS_DOWN:
                 self._problem = error.str()
@@ -197,7 +202,8 @@ class Cluster:
 
 
 def make_consumer(source: str, topics: KafkaTopics, settings: dict[str, str], **how: Any) -> Any:
-    """A consumer with ``settings``; ``how``: ``on_error``. ``KafkaRefused`` as ``Cluster`` does."""
+    """Return a consumer with ``settings``; ``how``: ``on_error``. Raises ``KafkaRefused`` as ``Cluster``
+    does."""
     try:
         from confluent_kafka import Consumer, KafkaException
     except ImportError:
@@ -221,7 +227,10 @@ def make_consumer(source: str, topics: KafkaTopics, settings: dict[str, str], **
 
 
 def check_settings(source: str, topics: KafkaTopics) -> None:
-    """Have the library check the settings, connecting to nothing; ``KafkaRefused``, ``ConnectionMissing``."""
+    """Have the library check the settings; connects to nothing.
+
+    Raises ``KafkaRefused`` and ``ConnectionMissing``.
+    """
     settings = {
         name: value for name, value in topics.client_settings().items() if name != "bootstrap.servers"
     }

@@ -1,4 +1,4 @@
-"""What can be wrong with topics and with reading them. What has landed stays, whatever it is."""
+"""Errors of topics and of reading them. None of them affects what has already landed."""
 
 from __future__ import annotations
 

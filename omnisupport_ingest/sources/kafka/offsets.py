@@ -1,8 +1,8 @@
-"""Where each partition goes on: what the last manifest says, held against what the cluster holds.
+"""At which offset each partition continues, from the last manifest and from what the cluster holds.
 
-Every manifest of an epoch has the offsets of all partitions, so the last one alone says where to go on. What
-the consumer group says decides nothing. A new epoch goes on where the one before it stood, but for topics
-that were made anew: these are read from their beginning.
+Every manifest of an epoch has the offsets of all partitions, so the last one alone says where to continue.
+The offsets of the consumer group are ignored. A new epoch continues where the one before it ended, except for
+topics that were deleted and created again: these are read from their beginning.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Partition = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 TIMES_SOUGHT = 100
-"""Batches among which it is looked up when a partition had a record last."""
+"""Number of the newest batches that are searched for the time of a partition's last record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the cluster holds of a partition: offsets from ``low`` on, below ``end``.
+    """What the cluster holds of a partition: offsets from ``low``, up to but not including ``end``.
 
-    ``topic_id``: of the topic, which is another one after it was deleted and made anew; None where the
-    cluster does not tell (Kafka before 2.8).
+    ``topic_id``: changes when the topic is deleted and created again; None if the cluster gives none (Kafka
+    before 2.8).
     """
 
     topic: str
@@ -46,19 +46,22 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What a person has decided, with the reason; empty: nothing. ``accept_gap``: go on behind records that
-    were deleted before they were read. ``new_epoch``: what comes now is later than all that has landed."""
+    """What a person has decided, with the reason; empty: nothing.
+
+    ``accept_gap``: continue after records that were deleted before they were read. ``new_epoch``: begin an
+    epoch, because everything that comes now is later than everything that has landed.
+    """
 
     accept_gap: str = ""
     new_epoch: str = ""
 
 
 UNDECIDED = Ways()
-"""Nobody has decided anything: what is in doubt stops."""
+"""No decision: reading stops where there is doubt."""
 
 
 def landed_offsets(store: LandingStore) -> dict[Partition, OffsetSpan]:
-    """What has landed last of every partition; of the newest epoch that has any."""
+    """Return what landed last of every partition, from the newest epoch that has any."""
     for record in sorted(store.epochs(), key=lambda each: each.number, reverse=True):
         for name in store.newest_first(offsets_prefix(record.number)):
             file = store.read(name).file
@@ -68,8 +71,10 @@ def landed_offsets(store: LandingStore) -> dict[Partition, OffsetSpan]:
 
 
 def landed_times(store: LandingStore) -> dict[Partition, datetime]:
-    """When a record of each partition landed last; without partitions of which none is among the newest
-    ``TIMES_SOUGHT`` batches of the epoch."""
+    """Return when a record of each partition landed last.
+
+    A partition without a record in the newest ``TIMES_SOUGHT`` batches of the epoch is left out.
+    """
     current = store.current_epoch()
     found: dict[Partition, datetime] = {}
     if current is None:
@@ -86,9 +91,10 @@ def landed_times(store: LandingStore) -> dict[Partition, datetime]:
 
 
 def going_on(source: str, held: Held, landed: OffsetSpan | None, ways: Ways) -> OffsetSpan:
-    """The empty span that ``held`` goes on with; ``landed`` is None where nothing of it has landed.
+    """Return the empty span at which the partition ``held`` continues; ``landed`` is None if nothing of it
+    has landed.
 
-    ``RecordsGone`` or ``TopicReplaced`` where nobody can know what lies between.
+    Raises ``RecordsGone`` or ``TopicReplaced`` if it is unknown which records are missing in between.
     """
     start = held.low if landed is None else landed.next
     span = OffsetSpan(held.topic, held.partition, start, start, 0, held.topic_id)
@@ -109,14 +115,14 @@ def going_on(source: str, held: Held, landed: OffsetSpan | None, ways: Ways) -> 
 
 
 def out_of_range(source: str, held: Held, span: OffsetSpan) -> IngestError:
-    """Why the cluster does not hold the offset where ``span`` goes on, as it says itself."""
+    """Return the error for a partition whose cluster does not hold the offset at which ``span`` continues."""
     if held.low > span.next:
         return gone(source, held, span.next)
     return replaced(source, held, span)
 
 
 def gone(source: str, held: Held, start: int) -> RecordsGone:
-    """The gap between ``start``, where reading goes on, and what is held."""
+    """Return the error for the gap between ``start``, the next offset to read, and the first that is held."""
     return RecordsGone(
         f"Partition {held.partition} of the topic {held.topic} begins at offset {held.low}, and of {source} "
         f"those below {start} have landed: offsets {start} to {held.low - 1} were deleted (retention) before "
@@ -127,7 +133,7 @@ def gone(source: str, held: Held, start: int) -> RecordsGone:
 
 
 def replaced(source: str, held: Held, landed: OffsetSpan) -> TopicReplaced:
-    """A topic of the same name, that is another one."""
+    """Return the error for a topic that was replaced by another one of the same name."""
     how = (
         f"its id was {landed.topic_id} and is {held.topic_id}"
         if landed.topic_id and held.topic_id and landed.topic_id != held.topic_id
@@ -141,7 +147,7 @@ def replaced(source: str, held: Held, landed: OffsetSpan) -> TopicReplaced:
 
 
 def joined(landed: Mapping[Partition, OffsetSpan], spans: Iterable[OffsetSpan]) -> tuple[OffsetSpan, ...]:
-    """``spans``, and of all other partitions that nothing is new, in order."""
+    """Return ``spans``, and an empty span for every other partition that has landed, in order."""
     unchanged = {
         place: replace(each, start=each.next, records=0, gone=0, accepted="")
         for place, each in landed.items()

@@ -1,7 +1,7 @@
-"""Records of Kafka as events: what is read of one round becomes one batch, whose manifest has the offsets.
+"""Records of Kafka as events. A round of reading becomes one batch, whose manifest has the offsets.
 
-A record is read as a line of a file is, key and value apart. What is kept with its event is one line of JSON:
-topic, partition, offset, timestamp, key, value and headers.
+A record is read like a line of a file, but with key and value separate. One line of JSON is kept with its
+event: topic, partition, offset, timestamp, key, value and headers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTITION_BITS = 20
 _AT_ONCE = 10_000
 _BYTES_AT_ONCE = 8 << 20
-"""Records of a partition that are read as a block, until it holds the one or the other."""
+"""A block of records of a partition ends when it reaches one of these limits."""
 _NAMED = 3
-"""Topics of a batch that its manifest names for people."""
+"""Number of topics that the manifest of a batch names for people."""
 
 
 class Record(NamedTuple):
-    """A record of a partition. ``millis``: what the cluster or its producer says when it was, in milliseconds
-    since 1970; None if neither does."""
+    """A record of a partition. ``millis``: the timestamp of the cluster or the producer, in milliseconds
+    since 1970; None if there is none."""
 
     offset: int
     key: bytes | None
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Record:
-        """The record in a ``message`` without an error."""
+        """Return the record in ``message``, which has no error."""
         millis = message.timestamp()[1]
         headers: Any = message.headers() or ()
         known = millis if 0 <= millis < 1 << 47 else None
@@ -70,11 +70,11 @@ class Record(NamedTuple):
 
     @property
     def moment(self) -> datetime | None:
-        """The same as a time."""
+        """The timestamp of the record; None if it has none."""
         return None if self.millis is None else _START + timedelta(milliseconds=self.millis)
 
     def tells_by(self, names: frozenset[str]) -> bool:
-        """Whether it has one of the headers ``names``, without which its value is not all that it says."""
+        """Whether it has one of the headers ``names``: then its value alone does not say everything."""
         return any(name in names for name, _ in self.headers)
 
     @property
@@ -83,29 +83,31 @@ class Record(NamedTuple):
 
     @property
     def told_headers(self) -> bytes:
-        """Its headers as JSON."""
+        """Return the headers as JSON."""
         if not self.headers:
             return b"[]"
         return json.dumps([{"key": name, "value": _text(held)} for name, held in self.headers]).encode()
 
     def line(self, place: Partition) -> bytes:
-        """It as one line of JSON. Key and value stand as they are, or as a text where they are no JSON."""
+        """Return the record as one line of JSON. Key and value stay as they are; if they are no JSON, each
+        becomes a JSON string."""
         millis = b"null" if self.millis is None else b"%d" % self.millis
         told = (self.offset, millis, _as_json(self.key), _as_json(self.value), self.told_headers)
         return _line_start(place) + b'%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}' % told
 
     def read(self, place: Partition, handling: Handling, context: LineContext) -> Change | Passed:
-        """What it tells; ``LineFault`` if that cannot be read."""
+        """Return the change in the record. Raises ``LineFault`` if it cannot be read."""
         headers = {name: _header(held) for name, held in self.headers}
         return read_record(record_of(place[0], self.key, self.value, headers), handling, context)
 
 
 @dataclass
 class Round:
-    """What was read of every partition and is to land next: ``spans`` and their ``records``, by partition.
+    """What was read of every partition and lands next: ``spans`` and their ``records``, by partition.
 
-    ``landed``: of the partitions that have landed before. ``highest``: the highest commit time known of a
-    partition; ``at_end``: those that were read to their end. ``stopped``: some partition cannot be read.
+    ``landed``: the spans of partitions that have landed before. ``highest``: the highest known commit time of
+    each partition. ``at_end``: the partitions that were read to their end. ``stopped``: some partition cannot
+    be read.
     """
 
     spans: dict[Partition, OffsetSpan]
@@ -116,8 +118,12 @@ class Round:
     highest: dict[Partition, datetime] = field(default_factory=dict)
 
     def complete(self, landed_at: datetime) -> datetime | None:
-        """Up to when all partitions have landed: the lowest of their highest times; None if not known. One
-        that was read to its end holds nothing back, and no time that cannot be right counts."""
+        """Return up to which time all partitions have landed: the lowest of their highest times; None if
+        unknown.
+
+        A partition that was read to its end does not lower the result. A time after ``landed_at`` counts as
+        ``landed_at``.
+        """
         known = {place: min(time, landed_at) for place, time in self.highest.items()}
         behind = [known.get(place) for place in self.spans if place not in self.at_end]
         if self.stopped or None in behind:
@@ -134,8 +140,8 @@ class StopsHere(Exception):
 
 
 class RoundReading:
-    """One reading of a ``Round``. ``first_odd``: the place of the first record that cannot be read, and what
-    is wrong with it; None if all can be."""
+    """One reading of a ``Round``. ``first_odd``: place, offset and fault of the first record that cannot be
+    read; None if all can."""
 
     def __init__(self, of: Round, inlet: Inlet, epoch: int) -> None:
         self.offsets = joined(of.landed, of.spans.values())
@@ -150,7 +156,7 @@ class RoundReading:
         self._telling = telling_headers(inlet.handling)
 
     def parts(self, epoch: int) -> Iterator[Part]:
-        """Its events, partition by partition; ``StopsHere``."""
+        """Yield the events, partition by partition. Raises ``StopsHere``."""
         try:
             with LatestTimes() as latest:
                 for place in sorted(self._round.records):
@@ -160,10 +166,10 @@ class RoundReading:
             raise self._first_stop(stop, epoch) from None
 
     def _first_stop(self, stop: StopsHere, epoch: int) -> StopsHere:
-        """Where records stop that are read one after the other.
+        """Return where reading stops if the records are read one by one.
 
-        Of two lives that meet, records that are read many at once come first, wherever they stand. A new
-        epoch must begin where the second life does.
+        Where two lives of a connector meet, the block reader may see a later record first. A new epoch must
+        begin exactly at the first record of the second life.
         """
         if isinstance(stop.fault, AnotherLife):
             try:
@@ -174,7 +180,7 @@ class RoundReading:
         return stop
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """The same one after the other, in the order of their offsets."""
+        """Yield the same events one by one, in the order of their offsets."""
         with LatestTimes() as latest:
             for place in sorted(self._round.records):
                 for record in self._round.records[place]:
@@ -187,7 +193,7 @@ class RoundReading:
     ) -> Iterator[Part]:
         start = 0
         while start < len(records) and self._reader.orders.known is None:
-            # The first event tells the order of a source, without which none is ordinary.
+            # The first event decides the order of the source; until it is known, no line is ordinary.
             line = records[start].line(place)
             self._content.update(line)
             yield from self._one(place, records[start], line, epoch, latest)
@@ -216,7 +222,7 @@ class RoundReading:
     def _one(
         self, place: Partition, record: Record, line: bytes, epoch: int, latest: LatestTimes
     ) -> Iterator[LandedEvent]:
-        """The event of one record, if it is of a row."""
+        """Yield the event of one record; nothing if the record is of no row."""
         arrival = self._inlet.handling.order == BY_ARRIVAL
         context = LineContext(place[0], record.moment if arrival else None, record.moment)
         told = RawRecord(
@@ -243,7 +249,7 @@ class RoundReading:
 
     def _event(self, told: RawRecord, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
         try:
-            # Without a row of a file: what goes on where the last batch stood is never too late.
+            # No row number: records that follow the last batch are never too late.
             event = self._reader.take(told, epoch, None)
         except AnotherLife as fault:
             raise StopsHere(place, offset, fault) from None
@@ -258,7 +264,7 @@ class RoundReading:
         return event
 
     def again(self, epoch: int) -> RoundReading:
-        """Another reading of the same records."""
+        """Return another reading of the same records."""
         return RoundReading(self._round, self._inlet, epoch)
 
     def seal(self, writer: BatchWriter) -> Manifest:
@@ -291,12 +297,12 @@ def _blocks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 def _line_start(place: Partition) -> bytes:
-    """How the line of each record of a partition begins: its offset follows."""
+    """Return the beginning of the line of each record of a partition; the offset follows."""
     return b'{"topic":%s,"partition":%d,"offset":' % (json.dumps(place[0]).encode(), place[1])
 
 
 def _lines_of(place: Partition, records: Sequence[Record]) -> pa.BinaryArray:
-    """The lines of ``records``, their values as they are: those of all that can be read many at once."""
+    """Return the lines of ``records``, which can be read in a block, with their values unchanged."""
     offsets = pa.array([each.offset for each in records], pa.int64())
     millis = pa.array([each.millis for each in records], pa.int64())
     keys, values, headers = (
@@ -319,14 +325,15 @@ def _written(numbers: pa.Int64Array) -> pa.BinaryArray:
 
 
 def _content_of(lines: pa.BinaryArray) -> memoryview:
-    """The bytes of all of ``lines``, one after another, where they lie."""
+    """Return the bytes of all ``lines``, one after another, without a copy."""
     _, offsets, content = lines.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(lines) + 1, 4 * lines.offset)
     return memoryview(content)[bounds[0] : bounds[-1]]
 
 
 def _number(place: Partition) -> int:
-    """A number for the partition, another one for each: events of two partitions never share a position."""
+    """Return a number that is unique to the partition, so that events of two partitions never share a
+    position."""
     topic = int.from_bytes(hashlib.sha256(place[0].encode()).digest()[:5])
     return (topic << _PARTITION_BITS) | place[1]
 
@@ -336,7 +343,7 @@ def _text(value: bytes | str | None) -> str | None:
 
 
 def _header(value: bytes | str | None) -> Any:
-    """A header's value: what it says if it is JSON's object or text, as the JSON converter writes it."""
+    """Return the value of a header, parsed if it is a JSON object or string, as the JSON converter writes."""
     text = _text(value)
     if text is not None and text[:1] in ("{", '"'):
         try:

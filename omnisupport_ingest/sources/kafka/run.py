@@ -1,4 +1,4 @@
-"""A sync of a defined source of topics: its definition, the lease that keeps others out, and the pause."""
+"""A sync of a defined Kafka source: its definition, its lease against other processes, and the pause."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a partition has landed. ``landed``: the next offset to read, None before the first record.
+    """How far a partition has landed. ``landed``: the next offset to read; None before the first record.
 
-    ``landed_at``: when its newest record landed; None if none is among the newest batches
-    (``landed_times``).
+    ``landed_at``: when its newest record landed; None if the newest batches have none (``landed_times``).
     """
 
     held: Held
@@ -51,18 +50,18 @@ class Lag:
 
     @property
     def behind(self) -> int:
-        """Offsets that have not landed yet; not all of them need hold a record."""
+        """Number of offsets that have not landed yet; not each of them holds a record."""
         return max(0, self.held.end - max(self.held.low, self.landed or 0))
 
     @property
     def gone(self) -> int:
-        """Offsets that were deleted before they landed."""
+        """Number of offsets that were deleted before they landed."""
         return 0 if self.landed is None else max(0, self.held.low - self.landed)
 
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """A source of the kind ``kafka`` in a home: ``run`` is the home's folder of locks."""
+    """A source of the kind ``kafka`` in a home. ``run``: the home's folder of locks."""
 
     definition: SourceDefinition
     inlet: Inlet
@@ -70,7 +69,7 @@ class KafkaSource:
 
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home, settings: Settings) -> Self:
-        """The source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
+        """Return the source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
         _require_contract(definition, contracts)
         store = encrypting_store(home, definition.name, contracts.of_source(definition.name))
         skew = timedelta(seconds=settings.max_clock_skew_seconds)
@@ -86,12 +85,12 @@ class KafkaSource:
         ways: Ways = UNDECIDED,
         landed: Callable[[Manifest], None] = lambda _batch: None,
     ) -> KafkaReport:
-        """Land what is new, for about ``seconds`` (null: to the end of every partition).
+        """Land what is new, for about ``seconds`` (None: to the end of every partition).
 
-        They begin when every partition is known, so that a tick always reads something.
+        The seconds count from when every partition is known, so a tick always reads something.
 
-        Raises ``CaptureRunning`` where another process reads the source, ``KafkaPaused``, and what
-        ``sync_topics`` does.
+        Raises ``CaptureRunning`` if another process reads the source, ``KafkaPaused``, and the errors of
+        ``sync_topics``.
         """
         name, topics = self.definition.name, self.definition.kafka
         assert topics is not None
@@ -114,14 +113,15 @@ class KafkaSource:
             return sync_topics(cluster, KafkaInlet(self.inlet, topics.batch_rows, ways, over, landed))
 
     def lags(self) -> list[Lag]:
-        """``lags`` of this source."""
+        """Return the lag of every partition of this source."""
         return lags(self.definition, self.inlet.contracts, self.inlet.store.folder.parent)
 
 
 def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path) -> tuple[Finding, ...]:
-    """What keeps the topics of ``definition`` from being read, and what is worth knowing; changes nothing.
+    """Return what prevents reading the topics of ``definition``, and further findings. Changes nothing.
 
-    ``landing``: as in ``lags``. One finding alone if the cluster cannot be reached, or has no such topic.
+    ``landing``: as in ``lags``. If the cluster cannot be reached, or has none of the topics, that is the only
+    finding.
     """
     assert definition.kafka is not None
     try:
@@ -149,10 +149,10 @@ def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path)
 
 
 def lags(definition: SourceDefinition, contracts: Contracts, landing: Path) -> list[Lag]:
-    """How far every partition of ``definition`` has landed, and what the cluster holds.
+    """Return how far every partition of ``definition`` has landed, and what the cluster holds.
 
-    ``landing``: the home's folder of landing, which is only looked at. ``KafkaRefused`` if no contract names
-    the source, ``KafkaUnreachable``.
+    ``landing``: the home's landing folder, which is only read. Raises ``KafkaRefused`` if no contract names
+    the source, and ``KafkaUnreachable``.
     """
     assert definition.kafka is not None
     _require_contract(definition, contracts)

@@ -1,8 +1,9 @@
-"""One sync of topics: every partition from where it stands to its end, in rounds that land as batches.
+"""One sync of topics: reads every partition from its offset to its end, and lands it in rounds, one batch
+each.
 
-A round is what was read until it was large enough or everything was at its end. It lands as one batch, so the
-offsets of all partitions move in one step: when the manifest is there. A partition that cannot be read (a
-gap, another topic, a record that must not land) stops alone; the others go on, and the report says so.
+A round ends when it is large enough or every partition is at its end. It lands as one batch, so the offsets
+of all partitions move in one step: when the manifest exists. If a partition cannot be read (a gap, a replaced
+topic, a record that must not land), it alone stops; the others continue, and the report says so.
 
 Memory: the records of one round (``batch_rows``, 64 MiB) and the client's own queue.
 """
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 FIRST_EPOCH = "first records of topics"
 
 ROUND_BYTES = 64 * 1024 * 1024
-"""Bytes of records that are held at most before they land."""
+"""Most bytes of records that are held before they land."""
 
 _AT_ONCE = 5_000
 _POLL_SECONDS = 0.5
@@ -51,11 +52,11 @@ _POLL_SECONDS = 0.5
 
 @dataclass
 class KafkaReport:
-    """What a sync did. ``spans``: where every partition stands that is read. ``records``, ``events``: landed.
+    """The result of a sync. ``spans``: how far each partition was read. ``records``, ``events``: landed.
 
-    ``finished``: every partition was read to its end. ``odd``: records that cannot be read, which wait in
-    quarantine; ``first_odd`` says which was the first, and what is wrong with it. ``faults``: why partitions
-    have stopped. ``missing``: topics of which records have landed and that the cluster does not have.
+    ``finished``: every partition was read to its end. ``odd``: number of records that cannot be read and wait
+    in quarantine; ``first_odd``: place, offset and fault of the first. ``faults``: why partitions have
+    stopped. ``missing``: topics that have landed records and that the cluster no longer has.
     """
 
     source: str
@@ -72,9 +73,9 @@ class KafkaReport:
 
 @dataclass(frozen=True)
 class KafkaInlet:
-    """Where records land, and how: ``landed`` is told each batch, ``stopped`` asked between rounds.
+    """Where and how records land. ``landed`` is called with each batch; ``stopped`` is called between rounds.
 
-    ``patience_seconds``: how long the cluster may say nothing before it counts as unreachable.
+    ``patience_seconds``: after so many seconds of silence the cluster counts as unreachable.
     """
 
     inlet: Inlet
@@ -86,20 +87,21 @@ class KafkaInlet:
 
 
 def sync_topics(cluster: Cluster, into: KafkaInlet) -> KafkaReport:
-    """Land what is new in the topics of ``cluster``; whoever calls holds the source's lease.
+    """Land what is new in the topics of ``cluster``. The caller holds the lease of the source.
 
-    Raises ``KafkaUnreachable`` and ``KafkaRefused``; what was read before that has landed, as it has where
-    the report has ``faults``.
+    Raises ``KafkaUnreachable`` and ``KafkaRefused``. What was read before an error or a fault in the report
+    has landed.
     """
     return _Sync(cluster, into).run()
 
 
 @dataclass
 class _Open:
-    """A partition that is read: the span that lands next with its records.
+    """A partition that is read: the span that lands next, with its records.
 
-    ``begun``: that span as it was before any was read; ``next``: behind what was read. ``ended``: its end was
-    seen in this sync, or it has ``stopped`` for a fault; ``at_end``: nothing came since.
+    ``begun``: that span before any of its records were read. ``next``: the offset after what was read.
+    ``ended``: this sync has seen its end, or it has ``stopped`` for a fault. ``at_end``: nothing has come
+    since its end was seen.
     """
 
     held: Held
@@ -112,12 +114,12 @@ class _Open:
 
     @property
     def span(self) -> OffsetSpan:
-        """What lands next of it."""
+        """The span that lands next."""
         return replace(self.begun, next=self.next, records=len(self.records))
 
     @property
     def is_new(self) -> bool:
-        """Whether that is anything."""
+        """Whether the span covers anything."""
         return self.next > self.begun.start
 
 
@@ -144,7 +146,7 @@ class _Sync:
                     break
                 if self._rows >= self._into.batch_rows or self._bytes >= ROUND_BYTES:
                     self._land()
-                    # What landing takes is no silence of the cluster.
+                    # The time that landing takes does not count as silence of the cluster.
                     self._heard = time.monotonic()
                 self._check_patience()
         except KafkaUnreachable:
@@ -173,8 +175,8 @@ class _Sync:
         )
 
     def _check_ids(self, held: Sequence[Held]) -> None:
-        """Go no further where a topic had an id and the cluster does not tell it: another topic of its name
-        would be taken for it."""
+        """Raise ``KafkaUnreachable`` if the id of a topic was known and the cluster no longer gives it:
+        another topic of the same name would be taken for the known one."""
         known = {topic: each.topic_id for (topic, _), each in self._landed.items() if each.topic_id}
         for each in held:
             if each.topic in known and each.topic_id is None:
@@ -183,8 +185,8 @@ class _Sync:
                 )
 
     def _check_arrival(self, held: Sequence[Held]) -> None:
-        """Refuse what has no order by arrival: a table of two topics, a key that has moved to another
-        partition."""
+        """Refuse topics whose records have no order by arrival: two topics of one table, or a new partition,
+        to which a key may have moved."""
         known = {topic: each.topic_id for (topic, _), each in self._landed.items()}
         of_table: dict[TableName, str] = {}
         for each in held:
@@ -236,7 +238,7 @@ class _Sync:
             if error.fatal():
                 raise self._cluster.unreachable(error)
         elif code == Codes._PARTITION_EOF:
-            # Behind the last record there may be offsets without one, which nothing will ever fill.
+            # After the last record there may be offsets without a record, which nothing will ever fill.
             of.next = max(of.next, message.offset() or 0)
             of.ended = of.at_end = True
         elif code in (Codes._AUTO_OFFSET_RESET, Codes.OFFSET_OUT_OF_RANGE):
@@ -257,7 +259,7 @@ class _Sync:
         self._cluster.consumer.pause([TopicPartition(*place)])
 
     def _add_fault(self, fault: IngestError) -> None:
-        # That a topic is another one is told once, not for each of its partitions.
+        # That a topic was replaced is reported once, not for each of its partitions.
         if str(fault) not in map(str, self._report.faults):
             self._report.faults.append(fault)
 
@@ -271,7 +273,7 @@ class _Sync:
     # ---- Landing
 
     def _land(self) -> None:
-        """Land the round, if anything is new; then tell the group."""
+        """Land the round, if anything is new; then commit the offsets of the consumer group."""
         if any(each.is_new for each in self._open.values()):
             with locked_folder(self._inlet.store.folder):
                 self._land_round()
@@ -316,7 +318,7 @@ class _Sync:
         )
 
     def _cut(self, stop: StopsHere) -> bool:
-        """Stop a partition before a record that does not land; returns whether anything is left to land."""
+        """Stop a partition before a record that must not land. Returns whether anything is left to land."""
         of = self._open[stop.place]
         of.records = [each for each in of.records if each.offset < stop.offset]
         of.next = stop.offset
@@ -343,7 +345,8 @@ class _Sync:
         )
 
     def _begin(self) -> int:
-        """The epoch to land in. It begins with its first batch, not where no cluster answers."""
+        """Return the epoch to land in. A new epoch begins with its first batch, so none begins if no cluster
+        answers."""
         if self._epoch is None:
             store, why = self._inlet.store, self._into.ways.new_epoch
             current = store.current_epoch()
@@ -353,7 +356,7 @@ class _Sync:
         return self._epoch
 
     def _mirror(self) -> None:
-        """Tell the consumer group how far we are; nothing here depends on whether it listens."""
+        """Commit the offsets to the consumer group, for tools that show its lag. Nothing depends on it."""
         from confluent_kafka import KafkaException, TopicPartition
 
         offsets = [TopicPartition(*place, each.next) for place, each in self._open.items()]

@@ -1,7 +1,7 @@
-"""Deliveries in the mode ``cdc``: their files hold Debezium's events, and land as ``land`` has them land.
+"""Deliveries in the mode ``cdc``: their files hold Debezium events, and land as ``debezium.land`` lands them.
 
-The manifest adds what an event's file does not say itself: hash, number of lines, licence, and what is done
-where they are not so. Each file is a batch; the gate ``schema`` decides about lines that cannot be read.
+The manifest adds what a file of events does not say: its hash, its number of lines, its licence, and what to
+do if these are wrong. Each file is a batch. The gate ``schema`` decides about lines that cannot be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedMan
 
 
 def examine_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Examined:
-    """Examine the events of ``seed``. ``licenses``: those that its source accepts; empty: any."""
+    """Examine the events of ``seed``. ``licenses``: those that its source accepts; empty: any licence."""
     examined = Examined()
     check_license(seed, licenses, examined)
     for file in seed.files:
@@ -46,7 +46,10 @@ def examine_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] =
 
 
 def land_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Delivery:
-    """Land the files of ``seed``; ``SeedRefused`` for a fault that a gate rejects: then nothing landed."""
+    """Land the files of ``seed``.
+
+    Raises ``SeedRefused`` for a fault that a gate rejects; then nothing has landed.
+    """
     examined = examine_events(seed, inlet, licenses)
     examined.refuse_rejected()
     if not examined.files:

@@ -1,7 +1,8 @@
-"""Looking through a delivery before anything of it lands: each fault by file and line, and what it leads to.
+"""Examines a delivery before anything of it lands: lists each fault by file and line, and what follows from
+it.
 
-All is read once, so a delivery that a gate rejects is rejected before the first row lands, and a dry run
-tells exactly what landing would do.
+It reads everything once. So a delivery that a gate rejects is rejected before the first row lands, and a dry
+run reports exactly what landing would do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from omnisupport_ingest.sources.shown_columns import ShownColumn
 from omnisupport_ingest.windows import without_sentinel
 
 MOST_REPORTED = 1000
-"""Faults that are told one by one; all are counted."""
+"""Number of faults that are listed; all are counted."""
 
 
 class SeedRefused(IngestError):
@@ -46,8 +47,11 @@ class SeedRefused(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a delivery and the policy for it. ``line`` is None where it is of a whole file, ``file`` is
-    empty where it is of the whole delivery. ``problem`` and ``fix`` are sentences, without any value."""
+    """A fault of a delivery and the policy for it.
+
+    ``line``: None if the fault concerns a whole file. ``file``: empty if it concerns the whole delivery.
+    ``problem`` and ``fix`` are sentences that quote no value.
+    """
 
     kind: str
     action: str
@@ -62,19 +66,19 @@ class Fault:
         return self.file if self.line is None else f"{self.file}, line {self.line}"
 
     def refusal(self) -> SeedRefused:
-        """The fault as an error."""
+        """Return the fault as an error."""
         location = f"{self.where}: " if self.file else ""
         return SeedRefused(f"{location}{self.problem} (gate {self.kind}: {self.action}).", fix=self.fix)
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedFile:
-    """A file that is there. ``content``: SHA-256 of its content, unpacked. ``rows``: records that it has.
+    """A file that can be read. ``content``: SHA-256 of its unpacked content. ``rows``: its number of records.
 
-    ``waits``: the gate that keeps all of its rows in quarantine; None if none does. ``waiting``: what tells
-    the rows that will wait by a gate from those that would land, empty if all land. ``columns``: those that
-    it names for all of its rows; None where each row names its own. ``more``: columns of rows that the
-    contract does not name.
+    ``waits``: the gate that keeps all of its rows in quarantine; None if none does. ``waiting``: a mark of
+    which rows will wait in quarantine by which gate; empty if all land. ``columns``: those that the file
+    names for all of its rows; None if each row names its own. ``more``: columns of rows that the contract
+    does not name.
     """
 
     file: SeedFile
@@ -88,11 +92,11 @@ class ExaminedFile:
 
 @dataclass
 class Examined:
-    """What a delivery is.
+    """The result of examining a delivery.
 
-    ``faults``: the first of them, at most ``MOST_REPORTED``. ``counts``: all, by kind and policy.
-    ``kept_out``: rows that a gate will keep in quarantine. ``whole``: every row's key is known. ``batches``:
-    how many it becomes.
+    ``faults``: the first ones, at most ``MOST_REPORTED``. ``counts``: all faults, by kind and policy.
+    ``kept_out``: number of rows that a gate will keep in quarantine. ``whole``: the key of every row is
+    known. ``batches``: number of batches that the delivery becomes.
     """
 
     files: list[ExaminedFile] = field(default_factory=list)
@@ -112,18 +116,18 @@ class Examined:
             self.faults.append(fault)
 
     def refuse_rejected(self) -> None:
-        """``SeedRefused`` for the first fault that a gate rejects."""
+        """Raise ``SeedRefused`` for the first fault that a gate rejects, if there is one."""
         if self.first_rejected is not None:
             raise self.first_rejected.refusal()
 
     @property
     def rows(self) -> int:
-        """Records of all files that are there."""
+        """Number of records in all files that can be read."""
         return sum(each.rows for each in self.files)
 
 
 class RowGates:
-    """Applies the gates for single rows to records of ``seed``."""
+    """Applies the gates of ``seed`` that concern single rows."""
 
     def __init__(self, seed: SeedManifest) -> None:
         self._gates, self._contract = seed.gates, seed.contract
@@ -133,7 +137,7 @@ class RowGates:
         self._cursor = CursorColumn.of(seed.contract) if by_cursor else None
 
     def faults(self, record: Record) -> list[tuple[str, str, str]]:
-        """The faults of ``record``: kind, problem, fix."""
+        """Return the faults of ``record``: kind, problem, fix."""
         faults = self._of_form(record)
         if record.row is not None:
             broken = self._rules.broken(record.row)
@@ -142,14 +146,14 @@ class RowGates:
         return faults
 
     def kept_out_by(self, record: Record) -> str | None:
-        """The gate that keeps ``record`` in quarantine, before judging looks at it; None if none does."""
+        """Return the gate that keeps ``record`` in quarantine before it is judged; None if none does."""
         for kind, _, _ in self._of_form(record):
             if self._gates.action(kind) == QUARANTINE:
                 return kind
         return None
 
     def has_position(self, row: Row) -> bool:
-        """Whether ``row`` has a position: its cursor can be read, or the contract names no cursor."""
+        """Whether ``row`` has a position: its cursor can be read, or the contract names none."""
         return self._cursor is None or cursor_number(self._cursor, row) is not None
 
     def _of_form(self, record: Record) -> list[tuple[str, str, str]]:
@@ -186,7 +190,7 @@ def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
 
 
 def examine(seed: SeedManifest, licenses: Collection[str] = ()) -> Examined:
-    """Examine the rows of ``seed``. ``licenses``: those that its source accepts; empty: any."""
+    """Examine the rows of ``seed``. ``licenses``: those that its source accepts; empty: any licence."""
     examined, gates = Examined(), RowGates(seed)
     check_license(seed, licenses, examined)
     for file in seed.files:
@@ -197,7 +201,7 @@ def examine(seed: SeedManifest, licenses: Collection[str] = ()) -> Examined:
 
 
 def check_license(seed: SeedManifest, licenses: Collection[str], examined: Examined) -> None:
-    """Note in ``examined`` a licence that is none of ``licenses``."""
+    """Note in ``examined`` if the licence of ``seed`` is none of ``licenses``."""
     if licenses and seed.license not in licenses:
         examined.note(
             Fault(
@@ -213,7 +217,7 @@ def check_license(seed: SeedManifest, licenses: Collection[str], examined: Exami
 
 
 def note_missing(seed: SeedManifest, file: SeedFile, why: object, examined: Examined) -> None:
-    """Note in ``examined`` that ``file`` is not there, or not whole."""
+    """Note in ``examined`` that ``file`` is missing, or not whole."""
     examined.whole = False
     examined.note(
         Fault(
@@ -228,7 +232,8 @@ def note_missing(seed: SeedManifest, file: SeedFile, why: object, examined: Exam
 
 
 def check_file(seed: SeedManifest, file: SeedFile, sha256: str, rows: int, examined: Examined) -> str | None:
-    """Note in ``examined`` where ``file`` is not as described; returns the gate that keeps all of it out."""
+    """Note in ``examined`` where ``file`` is not as described. Returns the gate that keeps all its rows in
+    quarantine; None if none does."""
     conditions = {
         "checksum": (
             sha256 != file.sha256,
@@ -251,9 +256,11 @@ def check_file(seed: SeedManifest, file: SeedFile, sha256: str, rows: int, exami
 
 
 def windows_of_batches(seed: SeedManifest, store: LandingStore) -> tuple[list[str], list[Fault]]:
-    """The windows that the batches of a replay reached, and a fault for each batch that has not landed.
+    """Return the windows that the batches of a replay reached, and a fault for each batch that has not
+    landed.
 
-    ``SeedRefused`` where the gate ``missing_file`` rejects that, or none of them has landed.
+    Raises ``SeedRefused`` if the gate ``missing_file`` rejects such a fault, or if none of the batches has
+    landed.
     """
     assert seed.replay is not None
     examined, windows = Examined(), set[str]()
@@ -281,7 +288,7 @@ def _examine_file(
         for record in records(file.path, seed.contract):
             rows += 1
             if record.row is not None and len(record.row) > contracted:
-                # Behind the columns of the contract, all of which every row has.
+                # Every row has all columns of the contract, and those that only the row has come after them.
                 more.update(dict.fromkeys(islice(record.row, contracted, None)))
             for kind, problem, fix in gates.faults(record):
                 examined.note(Fault(kind, seed.gates.action(kind), path, record.number, problem, fix))
@@ -293,7 +300,7 @@ def _examine_file(
         note_missing(seed, file, why, examined)
         return None
     waits = check_file(seed, file, known.file, rows, examined)
-    # A file that waits as a whole says nothing of the rows that it has not got.
+    # If the whole file waits in quarantine, rows missing from it prove nothing: no row may be ended.
     examined.whole &= waits is None
     examined.kept_out += rows if waits else kept_out
     marks: Iterable[str] = ([waits] if waits else []) + ([waiting.hexdigest()] if kept_out else [])

@@ -1,7 +1,7 @@
-"""The rows of a data file, whatever its format: the same values, numbered the same way.
+"""Reads the rows of a data file: every format gives the same values, numbered in the same way.
 
-What PostgreSQL would write of a value is what every format gives, so a row is judged, typed and folded
-alike. A record that is no row comes with what is wrong with it, and those behind it are read all the same.
+Every value becomes the text that PostgreSQL would write, so rows of all formats are judged, typed and folded
+alike. A record that is no row comes with its fault, and the records after it are still read.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from omnisupport_ingest.sources.shown_columns import ShownColumn
 from omnisupport_ingest.sources.value_text import value_text
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
-"""A row as large as this is taken for a file that is not one row per line."""
+"""A longer row is taken as a sign that the file does not have one row per line."""
 
 _BLOCK = 1 << 20
 _CSV_BLOCKS = (4 << 20, 32 << 20, MAX_LINE_BYTES)
 _MOST_COLUMNS = 1600
-"""As many as a table of PostgreSQL has at the most."""
+"""The most columns that a table of PostgreSQL can have."""
 
 Row = dict[str, str | None]
 
@@ -51,9 +51,11 @@ class FileUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a file. ``number``: its line; of CSV and Parquet the record's number, a header counted.
+    """One record of a file. ``number``: its line; for CSV and Parquet the number of the record, a header
+    included.
 
-    ``row``: column → text, None where it is none, and ``fault`` says why. ``text``: as it was delivered.
+    ``row``: column → text; None if the record is no row, and ``fault`` says why. ``text``: the record as
+    delivered.
     """
 
     number: int
@@ -64,7 +66,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """SHA-256 of a file as it is, and of its content, which packing does not change."""
+    """SHA-256 of a file as it is, and of its unpacked content."""
 
     file: str
     content: str
@@ -82,15 +84,15 @@ def digests(path: Path) -> Digests:
 
 
 def records(path: Path, contract: TableContract) -> Iterator[Record]:
-    """The records of ``path``, read one after the other; ``FileUnreadable`` where it cannot be read on."""
+    """Yield the records of ``path`` one by one. Raises ``FileUnreadable`` where it cannot be read on."""
     with _read_errors(path):
         yield from _READERS[format_of(path) or ".jsonl"](path, contract)
 
 
 def columns_of(path: Path) -> tuple[ShownColumn, ...] | None:
-    """Return the columns that the file ``path`` names for all of its rows; None where each row names its own.
+    """Return the columns that the file ``path`` names for all of its rows; None if each row names its own.
 
-    ``FileUnreadable`` if it cannot be read.
+    Raises ``FileUnreadable``.
     """
     with _read_errors(path):
         if format_of(path) == ".parquet":
@@ -111,7 +113,7 @@ def _csv_columns(content: IO[bytes], block_bytes: int) -> tuple[ShownColumn, ...
 
 
 def _pg_type(kind: pa.DataType) -> str:
-    """The type of PostgreSQL for values of ``kind``; empty if none is sure."""
+    """Return the PostgreSQL type for values of ``kind``; empty if no type is certain."""
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):
@@ -139,7 +141,7 @@ _PG_TYPES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 
 def format_of(path: Path) -> str | None:
-    """Return the format suffix of ``path``, without that of its packing; None if it is not a known format."""
+    """Return the format suffix of ``path``, without that of its packing; None if it is no known format."""
     suffix = Path(plain_name(path)).suffix
     return suffix if suffix in _READERS and not (suffix == ".parquet" and path.suffix in PACKED) else None
 
@@ -156,10 +158,11 @@ def _json_lines(path: Path, contract: TableContract) -> Iterator[Record]:
 
 
 def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
-    """An empty value is NULL, a quoted empty one is empty text. The header is record 1.
+    """Yield the records of a CSV file. An empty value is NULL; a quoted empty value is an empty text. The
+    header is record 1.
 
-    A record has to fit into a block. Few do not, so blocks are as large as they have to be: where one is too
-    small, the file is read again with larger ones, and goes on behind the records that it has given.
+    A record must fit into a block. Long records are rare, so blocks begin small. If one is too small, the
+    file is read again with larger blocks, and reading continues after the records already yielded.
     """
     yielded = 1
     for block_bytes in _CSV_BLOCKS:
@@ -273,14 +276,15 @@ def _parquet(path: Path, contract: TableContract) -> Iterator[Record]:
 
 
 def _parquet_rows(file: pq.ParquetFile) -> int:
-    """Rows to read at a time: of large ones fewer. A batch may be the whole of one row."""
+    """Return how many rows to read at a time, fewer if they are large. A batch may hold a single row."""
     of_all = sum(file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups))
     rows: int = _BLOCK * 8 * file.metadata.num_rows // max(of_all, 1)
     return max(1, min(10_000, rows))
 
 
 def _python_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | None]:
-    """Its rows, None for one with a map that names a key twice: an object cannot hold both."""
+    """Yield the rows of ``batch``; None for a row with a map that names a key twice, which a JSON object
+    cannot hold."""
     try:
         yield from batch.to_pylist(maps_as_pydicts="strict")
     except KeyError:
@@ -293,7 +297,7 @@ def _python_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | None]:
 
 
 def _in_micros(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """``batch`` with times of nanoseconds cut to microseconds: PostgreSQL has no smaller ones."""
+    """Return ``batch`` with nanosecond times cut to microseconds, the finest that PostgreSQL has."""
     schema = pa.schema([field.with_type(_micros_type(field.type)) for field in batch.schema])
     return batch if schema == batch.schema else batch.cast(schema, safe=False)
 
@@ -313,7 +317,7 @@ def _micros_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _parquet_value(value: Any, kind: Kind | None) -> Any:
-    """``value`` as text, lists and objects of texts as what they are; numbers in them as numbers."""
+    """Return ``value`` as text. A list or an object keeps its structure, and its numbers stay numbers."""
     if isinstance(value, list):
         return [_nested(each) for each in value]
     if isinstance(value, dict):
@@ -326,7 +330,7 @@ def _parquet_value(value: Any, kind: Kind | None) -> Any:
 
 
 def _nested(value: Any) -> Any:
-    """``value`` inside a list, an object or a map, as JSON has it, which has no text for infinity."""
+    """Return ``value``, found inside a list, an object or a map, as JSON has it; infinity becomes a text."""
     if isinstance(value, list):
         return [_nested(each) for each in value]
     if isinstance(value, dict):
@@ -343,9 +347,11 @@ def _member(name: Any) -> str:
 
 
 def float_text(value: float, *, single: bool = False) -> str:
-    """``value`` as PostgreSQL writes a float (``single``: a real): the shortest digits that read as the same
-    number, with an exponent below 1e-4 and from 1e15 (1e6) on (``src/common/d2s.c``). Of a few numbers the
-    server writes one digit more."""
+    """Return ``value`` as PostgreSQL writes a float (``single``: a real).
+
+    These are the shortest digits that read as the same number, with an exponent below 1e-4 and from 1e15
+    (1e6) on (``src/common/d2s.c``). For a few numbers the server writes one digit more.
+    """
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     shortest = str(np.float32(value)) if single else repr(value)
@@ -365,10 +371,10 @@ _READERS: Mapping[str, Callable[[Path, TableContract], Iterator[Record]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
-"""How a name ends → what reads the file."""
+"""Suffix of a name → function that reads the file."""
 
 FORMATS = tuple(_READERS)
-"""How the names of data files may end; the text formats may be packed (``PACKED``)."""
+"""Suffixes of data files; the text formats may be packed (``PACKED``)."""
 
 
 def _record(number: int, text: str, read: Callable[[], Row]) -> Record:

@@ -1,10 +1,10 @@
-"""Landing a delivery: its rows become batches, each named by the hash of its content.
+"""Lands a delivery: its rows become batches, each named by the hash of its content.
 
-A ``full_snapshot`` is one batch: a boundary, then one ``r`` event per row, so a later one replaces an earlier
-one, rows that are gone from it included. Of ``incremental_cursor`` and ``backfill`` each file is a batch, and
-a row stands where its cursor says, as in ``sources/query``: whatever order files come in, a newer version
-is never overwritten. Of a table with a cursor, a snapshot stands where its moment says, above what was
-changed before it and below what was later. The same content again changes nothing.
+A ``full_snapshot`` is one batch: a snapshot end, then one ``r`` event per row. So a later snapshot replaces
+an earlier one, including rows that it no longer has. With ``incremental_cursor`` and ``backfill``, each file
+is a batch, and the cursor of a row is its position, as in ``sources/query``: whatever the order of the files,
+an older version never overwrites a newer one. A snapshot of a table with a cursor stands at its moment, above
+earlier changes and below later ones. The same content again changes nothing.
 """
 
 from __future__ import annotations
@@ -52,21 +52,24 @@ from omnisupport_ingest.sources.shown_columns import Recorder, ShownColumn, Sigh
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 
 FIRST_ORDINAL = -(1 << 62)
-"""Ordinal of the first event of a table without a cursor. Each further one is higher, across all deliveries
-of a source, and all stay negative: a row that comes again is a later event, never a collision."""
+"""Ordinal of the first event of a table without a cursor.
+
+Ordinals rise across all deliveries of a source and stay negative: a row that comes again is a later event,
+never a collision.
+"""
 
 FIRST_EPOCH = "first delivery"
-"""Why a source of deliveries begins its epoch."""
+"""The reason recorded for the first epoch of a source of deliveries."""
 
 _BLOCK_ROWS = 5_000
 _BLOCK_CHARACTERS = 8 << 20
-"""Rows that are held at a time: as many as this, or as fill this."""
+"""A block of rows in memory ends when it reaches one of these limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The outcome of a delivery. ``batches`` hold it, including those in ``before``, which had landed before.
-    ``examined``: the result of its examination."""
+    """The outcome of a delivery. ``batches``: all that hold it, including ``before``, those that had landed
+    before. ``examined``: the result of its examination."""
 
     batches: tuple[Manifest, ...]
     before: frozenset[str]
@@ -74,15 +77,18 @@ class Delivery:
 
     @property
     def already_landed(self) -> bool:
-        """Whether nothing was new."""
+        """Whether the delivery contained nothing new."""
         return len(self.before) == len(self.batches)
 
 
 @dataclass(frozen=True)
 class Inlet:
-    """Where the deliveries of a source land. ``licenses``: those that it takes; empty: any. ``alone``: the
-    source has one table, so a delivery says how far all of it is complete. ``clock``: timezone-aware.
-    ``learned``: what additive contracts have learned; None: they learn nothing here."""
+    """Where the deliveries of a source land.
+
+    ``licenses``: those that it accepts; empty: any. ``alone``: the source has one table, so a delivery says
+    up to when all of it is complete. ``clock``: timezone-aware. ``learned``: columns that additive contracts
+    have learned; None: nothing is learned here.
+    """
 
     store: LandingStore
     grid: WindowGrid
@@ -93,9 +99,9 @@ class Inlet:
 
 
 def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
-    """Check the files of ``seed``, whose mode is one of rows, and land them.
+    """Check and land the files of ``seed``, whose mode has files of rows.
 
-    ``SeedRefused`` for a fault that a gate rejects: then nothing has landed.
+    Raises ``SeedRefused`` for a fault that a gate rejects; then nothing has landed.
     """
     moment = _moment_of(seed, inlet)
     examined = examine(seed, inlet.licenses)
@@ -116,7 +122,7 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
             landed = delivery.before.get(part.identity)
             if landed is None:
                 missing.remove(part)
-                # The delivery is complete when its last batch is there, and not before.
+                # The delivery is complete only when its last batch has landed.
                 complete = None if missing else delivery.complete
                 landed = _Unit(seed, inlet, part, moment, ends=examined.whole, complete=complete).land()
             batches.append(landed)
@@ -126,7 +132,7 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
 def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
     """Return what ``land`` would find, for a dry run.
 
-    Raises ``SeedRefused`` as ``land`` does, except for gates.
+    Raises ``SeedRefused`` as ``land`` does, except for faults that a gate rejects.
     """
     _moment_of(seed, inlet)
     examined = examine(seed, inlet.licenses)
@@ -137,9 +143,9 @@ def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
 
 
 def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment: datetime) -> None:
-    """Record the columns that the files of a delivery have, together.
+    """Record the columns that the files of a delivery have together.
 
-    Past rows say nothing, nor does a file that waits for a person as a whole.
+    A backfill, which has past rows, is ignored; so is a file of which all rows wait in quarantine.
     """
     if seed.load_mode == BACKFILL:
         return
@@ -148,7 +154,8 @@ def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment
     known = changes.tables().get(contract.name)
     contracted = {each.name for each in contract.source_columns}
     before = contracted if known is None else {each.name for each in known.columns}
-    # What names no column of the table has no header, or is of another table: its names may be values.
+    # A file that names no column of the table has no header, or belongs to another table: its names may be
+    # values.
     files = [
         each
         for each in examined.files
@@ -160,7 +167,7 @@ def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment
     own = [each.columns for each in files if each.columns is not None]
     columns = {column.name: column for each in own for column in each}
     if not own and known is None:
-        # Of JSON Lines a row may leave any column out.
+        # A row of JSON Lines may leave out any column.
         columns = {name: ShownColumn(name) for name in contracted}
     columns |= {name: columns.get(name, ShownColumn(name)) for each in files for name in each.more}
     recorder = Recorder(
@@ -181,7 +188,7 @@ def _named_by(file: ExaminedFile) -> set[str]:
 
 
 def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:
-    """The moment of ``seed``; ``SeedRefused`` where it can have no place in the home."""
+    """Return the moment of ``seed``. Raises ``SeedRefused`` if no window of the home can hold it."""
     contract, now = seed.contract, inlet.clock()
     if inlet.store.source != contract.source:
         raise ValueError(f"rows of {contract.source} do not belong to the landing of {inlet.store.source}")
@@ -197,8 +204,8 @@ def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:
 
 
 class _Unit:
-    """One batch of a delivery. ``ends``: a snapshot is whole, so what it lacks is gone. ``complete``: up to
-    when the source is with it, None where it does not say."""
+    """One batch of a delivery. ``ends``: the snapshot is whole, so rows that it lacks are ended.
+    ``complete``: up to when the source is complete with this batch; None if unknown."""
 
     def __init__(
         self,
@@ -218,12 +225,15 @@ class _Unit:
         self._complete = complete
         self._gates = RowGates(seed)
         self._cursor = CursorColumn.of(seed.contract) if seed.contract.cursor is not None else None
-        # Rows that each stand where their own cursor says; those of a snapshot stand together.
+        # Each row stands at its own cursor. The rows of a snapshot stand together instead.
         self._by_cursor = self._cursor is not None and seed.load_mode != FULL_SNAPSHOT
 
     def land(self) -> Manifest:
-        """Write the batch. It is read again if a position of it is in two windows, which shows when its data
-        files are written."""
+        """Write the batch.
+
+        Only the written data files show whether a position of the batch has landed in another window. If so,
+        the batch is written a second time, with such events in their first windows.
+        """
         with self._writer() as writer:
             for event in self._events():
                 self._add(writer, event)
@@ -245,7 +255,8 @@ class _Unit:
 
     def _add(self, writer: BatchWriter, event: LandedEvent, window: str | None = None) -> None:
         if self._cursor is not None:
-            # As in a reading by cursor: times before the home, or far ahead, are in its first window.
+            # As in a reading by cursor: times before the home's first window, or far ahead, go to that
+            # window.
             grid, now = self._inlet.grid, self._inlet.clock()
             if window is None and self._by_cursor:
                 window = window_of(event.source_ts, grid, now)
@@ -255,7 +266,7 @@ class _Unit:
 
     def _seal(self, writer: BatchWriter) -> Manifest:
         for each in self._files:
-            # A file may have changed since it was looked through.
+            # The file may have changed since it was examined.
             if digests(each.file.path).content != each.content:
                 raise SeedRefused(
                     f"{each.file.path} has changed while it was read.",
@@ -294,7 +305,8 @@ class _Unit:
     def _of_block(
         self, file: ExaminedFile, block: Sequence[Record], before: int, ordinal: int
     ) -> Iterator[LandedEvent]:
-        """Events of ``block``; ``before``: rows of the files before this one, so that no line is in two."""
+        """Yield the events of ``block``. ``before``: number of rows in earlier files, so that row numbers are
+        unique in the batch."""
         waits = [file.waits or self._gates.kept_out_by(record) for record in block]
         placed = self._placed(block)
         for number, (record, gate) in enumerate(zip(block, waits, strict=True)):
@@ -306,12 +318,13 @@ class _Unit:
                     after=None, envelope=record.text, identity=self._kept_out(gate, record)
                 )
                 if event.key is None:
-                    # Of no row: nothing but judging looks at it.
+                    # An event of no row: only judging looks at it.
                     event = event._replace(op="u")
             yield event._replace(file_row=before + record.number)
 
     def _placed(self, block: Sequence[Record]) -> list[LandedEvent | None]:
-        """The events of rows that stand by their cursors, as in ``sources/query``; None for others."""
+        """Return the event of each row that stands at its cursor, as in ``sources/query``. For a record
+        without a position it is an event of no row; None for all records of a snapshot."""
         events: list[LandedEvent | None] = [None] * len(block)
         cursor, contract = self._cursor, self._seed.contract
         if not self._by_cursor or cursor is None:
@@ -348,7 +361,7 @@ class _Unit:
 
     def _first_ordinal(self) -> int:
         if self._cursor is not None:
-            # A row that was changed in the moment of the snapshot stands just below it.
+            # A row that was changed at the moment of the snapshot stands just below it.
             return micros(self._moment) * GENERATIONS + 1
         used = (
             each.file_ordinal for each in self._inlet.store.epoch_standings() if each.epoch == self._epoch
@@ -360,7 +373,7 @@ class _Unit:
 
 
 def _columns(rows: Sequence[Row], seed: SeedManifest, cursor: CursorColumn) -> Rows:
-    """``rows``, all with a cursor, as a reading by queries gives them."""
+    """Return ``rows``, all with a cursor, in the form of a reading by queries."""
     keys = [_key_of(row, seed) for row in rows]
     images = [compact(row) for row in rows]
     times = pa.nulls(len(rows), pa.int64())
@@ -381,7 +394,7 @@ def _key_of(row: Row, seed: SeedManifest) -> str:
 
 
 def _refuse_other_order(seed: SeedManifest, store: LandingStore) -> None:
-    """Refuse a source whose landing came another way: its positions are of another kind."""
+    """Refuse a source that holds another kind of landing: its positions are not comparable."""
     by_cursor = seed.contract.cursor is not None
     for each in store.epoch_standings():
         other_order = None

@@ -1,7 +1,7 @@
-"""What of a delivery has landed before: the batches it becomes, how each is named, and which are there.
+"""What of a delivery has landed before: the batches it becomes, their names, and which of them exist.
 
-A batch is named by its content, so a delivery that comes again, or was interrupted, is known. What has landed
-with another delivery is a duplicate, of which the manifest's gate says what becomes.
+A batch is named by its content, so a delivery that is repeated, or was interrupted, is recognised. Content
+that has landed with another delivery is a duplicate; a gate of the manifest decides about it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 
 
 def note_landed(seed: SeedManifest, before: Collection[Manifest], examined: Examined) -> None:
-    """Note what of a delivery had landed ``before`` by another. ``examined.batches`` is set.
+    """Note which content of a delivery another delivery had landed ``before``. Needs ``examined.batches``.
 
-    What a delivery that was interrupted has landed itself is no duplicate: the rest of it is still to come.
+    If this delivery was interrupted, what it landed itself is no duplicate: the rest is still to land.
     """
     whole = len(before) == examined.batches
     for each in before:
@@ -34,7 +34,7 @@ def note_landed(seed: SeedManifest, before: Collection[Manifest], examined: Exam
 
 
 def note_duplicate(seed: SeedManifest, batch_id: str, examined: Examined) -> None:
-    """Note that content of ``seed`` has landed before, as ``batch_id``."""
+    """Note that content of ``seed`` has landed before, as the batch ``batch_id``."""
     examined.note(
         Fault(
             "duplicate_delivery",
@@ -49,10 +49,11 @@ def note_duplicate(seed: SeedManifest, batch_id: str, examined: Examined) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The files that become one batch, none where it only says how far the source is complete.
+    """The files that become one batch; none if the batch only says up to when the source is complete.
 
-    ``identity``: what the batch is named by. ``others``: other names of it: with its table, for content that
-    has landed as that of another one (every empty file is the same), and as earlier versions named it.
+    ``identity``: the content name of the batch. ``others``: its alternative names: one with the table, for
+    content that has landed for another table (all empty files are the same), and the names of earlier
+    versions.
     """
 
     files: tuple[ExaminedFile, ...]
@@ -70,15 +71,15 @@ class Part:
         return None
 
     def free_name(self, store: LandingStore) -> str:
-        """Return the content name of the batch that is to land."""
+        """Return the first name of the batch that no landed batch has."""
         names = (self.identity, *self.others)
         return next(each for each in names if not store.exists(file_batch_id(each)))
 
 
 @dataclass(frozen=True)
 class LandedBefore:
-    """A delivery beside what has landed: ``before``: the batches that are there, by what they are named by;
-    ``complete``: up to when the source is complete with it, None where it does not say."""
+    """A delivery compared with what has landed. ``before``: the batches that exist, by content name.
+    ``complete``: up to when the source is complete with the delivery; None if unknown."""
 
     seed: SeedManifest
     parts: tuple[Part, ...]
@@ -87,14 +88,15 @@ class LandedBefore:
 
     @classmethod
     def of(cls, seed: SeedManifest, store: LandingStore, examined: Examined, *, alone: bool) -> Self:
-        """``alone``: the source has one table, so a delivery says how far all of it is complete."""
+        """Compare ``seed`` with ``store``. ``alone``: the source has one table, so a delivery says up to when
+        all of it is complete."""
         parts = _parts(seed, examined)
         complete = None
         if seed.load_mode == INCREMENTAL and alone and len(examined.files) == len(seed.files):
             complete = seed.as_of
         landed = {each.identity: each.landed(seed, store) for each in parts}
         if complete is not None and all(landed.values()) and not _reaches(store, complete):
-            # Equal content at a later time: no row is new, and that is what it says.
+            # The same content with a later ``as_of`` says that no row is new until then.
             completion = Part((), sha256_of(compact(["complete", complete.isoformat(), *landed])))
             parts, landed = (
                 (*parts, completion),
@@ -104,7 +106,7 @@ class LandedBefore:
         return cls(seed, parts, before, complete)
 
     def note_duplicates(self, examined: Examined) -> None:
-        """Note in ``examined`` what of it has landed before."""
+        """Note in ``examined`` what of the delivery has landed before."""
         examined.batches = len(self.parts)
         says_more = any(not each.files and each.identity not in self.before for each in self.parts)
         if not says_more:
@@ -112,7 +114,7 @@ class LandedBefore:
 
 
 def _reaches(store: LandingStore, moment: datetime) -> bool:
-    """Whether the watermark is at ``moment`` already."""
+    """Whether the watermark is at or above ``moment``."""
     watermark = store.landed().watermark
     return watermark is not None and watermark >= moment
 
@@ -126,13 +128,13 @@ def _parts(seed: SeedManifest, examined: Examined) -> tuple[Part, ...]:
         content = [each.content for each in unit]
         if not snapshot:
             identity = sha256_of(compact([*content, *marks, f"rows of {seed.contract.full_name}"]))
-            # Files of one content are one batch.
+            # Files with the same content are one batch.
             parts.setdefault(identity, Part(unit, identity))
             continue
-        # Rows that wait by a gate are another batch once they may land.
+        # Rows that a gate keeps in quarantine now make another batch once they may land.
         marks += [f"as of {seed.as_of.isoformat()}"] if seed.as_of is not None else []
         marks += [] if examined.whole else ["not whole"]
-        # Whatever order its files are named in.
+        # The name does not depend on the order of the files.
         identity = _snapshot_name(sorted(content), sorted(marks))
         of_table = sha256_of(compact([identity, f"snapshot of {seed.contract.full_name}"]))
         parts[identity] = Part(unit, identity, (of_table, _snapshot_name(content, marks)))
@@ -140,7 +142,7 @@ def _parts(seed: SeedManifest, examined: Examined) -> tuple[Part, ...]:
 
 
 def _snapshot_name(content: Sequence[str], marks: Sequence[str]) -> str:
-    """Return the content name of a snapshot; without marks it is the hash of its content alone."""
+    """Return the content name of a snapshot; without marks, the hash of its content alone."""
     of_all = content[0] if len(content) == 1 else sha256_of("".join(content))
     return sha256_of(compact([of_all, *marks])) if marks else of_all
 

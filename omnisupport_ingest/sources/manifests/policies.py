@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ACCEPT, WARN, QUARANTINE, REJECT = ACTIONS = ("accept", "warn", "quarantine", "reject")
-"""Policies, from the mildest. ``reject``: nothing of the delivery lands, and the command says why."""
+"""Policies, the mildest first. ``reject``: nothing of the delivery lands, and the command says why."""
 
 FULL_SNAPSHOT, INCREMENTAL, BACKFILL = ROW_MODES = ("full_snapshot", "incremental_cursor", "backfill")
 CDC, REPLAY = "cdc", "replay"

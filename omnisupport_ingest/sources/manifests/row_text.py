@@ -1,7 +1,7 @@
-"""A line of JSON as the texts that PostgreSQL would send for the same row.
+"""Converts a line of JSON to the texts that PostgreSQL would send for the same row.
 
-So a row that comes in a file is judged, typed and folded like one that comes from the WAL.
-Numbers keep every digit they were written with.
+So a row of a file is judged, typed and folded like a row from the WAL. Numbers keep every digit that they
+were written with.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class RowFault(ValueError):
 
 
 def read_row(line: bytes, contract: TableContract) -> dict[str, str | None]:
-    """The row in one line of JSON: column → text. ``RowFault`` if it is no row.
+    """Return the row in one line of JSON: column → text. Raises ``RowFault`` if the line is no row.
 
-    Every column of ``contract`` is in the result, NULL if the line leaves it out, and after them
-    those that only the line has. The key's columns are not NULL.
+    The result has every column of ``contract``, NULL if the line leaves it out, then the columns that only
+    the line has. Key columns are never NULL.
     """
     return row_of(_parse(line), contract)
 
 
 def row_of(values: Mapping[str, Any], contract: TableContract) -> dict[str, str | None]:
-    """The row with ``values`` (as of JSON), as ``read_row`` gives it; ``RowFault``."""
+    """Return the row with ``values`` (parsed JSON), as ``read_row`` does. Raises ``RowFault``."""
     arrays = {column.name for column in contract.source_columns if column.type.kind in ARRAYS}
     row: dict[str, str | None] = dict.fromkeys(column.name for column in contract.source_columns)
     for name, value in values.items():
@@ -45,7 +45,7 @@ def row_of(values: Mapping[str, Any], contract: TableContract) -> dict[str, str 
 
 
 def text(value: Any) -> str | None:
-    """A parsed JSON value as PostgreSQL's text of it; objects and arrays as JSON."""
+    """Return a parsed JSON value as PostgreSQL's text; objects and arrays as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -56,9 +56,9 @@ def text(value: Any) -> str | None:
 
 
 def array_literal(values: list[Any]) -> str:
-    r"""A JSON array as a PostgreSQL array literal, ``{a,"b \"c\"",NULL}``.
+    r"""Return a JSON array as a PostgreSQL array literal, ``{a,"b \"c\"",NULL}``.
 
-    Every string is quoted: that is always allowed (PostgreSQL manual, 8.15.6).
+    Every string is quoted, which is always allowed (PostgreSQL manual, 8.15.6).
     """
     elements = []
     for value in values:
@@ -83,7 +83,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Compact JSON; ``json.dumps`` has no way to write a decimal with all its digits."""
+    """Return ``value`` as compact JSON; ``json.dumps`` cannot write a decimal with all its digits."""
     if isinstance(value, dict):
         members = (f"{json.dumps(name, ensure_ascii=False)}:{_json(item)}" for name, item in value.items())
         return "{" + ",".join(members) + "}"

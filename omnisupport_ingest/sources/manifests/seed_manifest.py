@@ -1,8 +1,8 @@
-"""Seed manifests: what a delivery of data files holds, read into values and held to its contract.
+"""Seed manifests: reads the description of a delivery of data files, and checks it against its contract.
 
-The form is ``contracts/seed_manifest.schema.json``, which refuses what is not carried out and says why
-(``policies``). What only the contract tells, whether a table has the cursor that a mode needs, is
-refused here.
+The format is ``contracts/seed_manifest.schema.json``, which refuses what is not supported and says why
+(``policies``). This module refuses what depends on the contract: for example, a mode that needs a cursor for
+a table without one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SeedFile:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What to do about each kind of fault; the values are ``policies.ACTIONS``."""
+    """The policy for each kind of fault; the values are ``policies.ACTIONS``."""
 
     checksum: str = REJECT
     row_count: str = REJECT
@@ -83,9 +83,9 @@ class ReplayOf:
 class SeedManifest:
     """A checked seed manifest.
 
-    ``as_of`` is the moment its data describes (timezone-aware; None: the moment it lands). ``replay``: what
-    is folded again; None but in that mode, which has no ``files``. ``path`` is its file and
-    ``sha256`` the hash of that file.
+    ``as_of``: the moment that its data describes (timezone-aware; None: the moment it lands). ``replay``:
+    what is folded again; None unless the mode is a replay, which has no ``files``. ``path``: the file of the
+    manifest; ``sha256``: its hash.
     """
 
     name: str
@@ -103,20 +103,21 @@ class SeedManifest:
 
     @property
     def rows(self) -> int:
-        """Rows of all files together."""
+        """Number of rows in all files together."""
         return sum(file.rows for file in self.files)
 
 
 def default_manifests_dir() -> Path:
-    """``data/seed_manifests`` of the working folder if it is there, else the one that comes with us."""
+    """Return ``data/seed_manifests`` of the working folder if it exists, else the folder in this package."""
     folder = Path("data/seed_manifests")
     return folder if folder.is_dir() else program_file("data/seed_manifests")
 
 
 def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
-    """The seed manifest in ``path``; ``SeedManifestError`` if it is not one or asks for too much.
+    """Return the seed manifest in ``path``. Raises ``SeedManifestError`` if it is none or needs what is not
+    supported.
 
-    Data files are not opened yet; ``land`` checks them.
+    It opens no data file; ``land`` checks those.
     """
     document = read_document(path, SeedManifestError)
     check_document(document, path, SCHEMA, SeedManifestError)
@@ -209,7 +210,7 @@ def _moment(path: Path, text: str | None) -> datetime | None:
         return None
     try:
         parsed = datetime.fromisoformat(text)
-        # What is near an end of the calendar may lie beyond it in another zone.
+        # A time near an end of the calendar may lie beyond it in another time zone.
         moment = parsed.astimezone(UTC) if parsed.tzinfo is not None else None
     except (ValueError, OverflowError):
         moment = None

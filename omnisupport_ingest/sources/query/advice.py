@@ -1,6 +1,6 @@
-"""The commands that messages of a cursor source advise, as a shell takes them.
+"""The commands that messages of a cursor source recommend, quoted for a shell.
 
-Names are quoted. A table has its source before it, as another source may have one of that name.
+A table is named with its source, because another source may have a table of the same name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from omnisupport_ingest.contracts.model import TableContract
 
 
 def propose(table: TableContract) -> str:
-    """Return the command that shows the next version of the contract of ``table``."""
+    """Return the command that shows the next contract version of ``table``."""
     return f"omnisupport-ingest contracts propose {shlex.quote(f'{table.source}.{table.name}')}"
 
 
@@ -26,7 +26,7 @@ def new_contract(table: TableContract) -> str:
 def read_anew(source: str, reason: str, table: TableContract | None = None) -> str:
     """Return the command that reads ``table`` of ``source`` whole (None: every table), because of ``reason``.
 
-    ``REASON`` stands for one that only a person knows.
+    ``REASON`` is a placeholder for a reason that only a person knows.
     """
     alone = "" if table is None else f" --table {shlex.quote(table.name)}"
     why = reason if reason == "REASON" else f'"{reason}"'

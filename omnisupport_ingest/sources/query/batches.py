@@ -1,4 +1,4 @@
-"""Landing the events of a source that is read by queries: one batch per page, named by a hash of its content.
+"""Lands the events of a source that is read by queries: one batch per page, named by a hash of its content.
 
 So rows that are read again, for example after a crash, are recognised as landed.
 """
@@ -30,15 +30,18 @@ from omnisupport_ingest.sources.query.events import ContentHash, blocks, window_
 from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
 
 PAGE_ROWS = 500_000
-"""Default number of rows of a page."""
+"""Default number of rows per page."""
 
 
 @dataclass(frozen=True)
 class Inlet:
-    """Where the rows of one source land. ``clock``: of the landing, timezone-aware. ``landed`` is told each
-    batch. ``described_by``: the file of the source's definition, for the manifests. ``as_landed``: as of
-    ``RowEvents``; the store converts nothing. ``learned``: what additive contracts have learned; None: they
-    learn nothing here."""
+    """Where the rows of one source land.
+
+    ``clock``: the time of landing, timezone-aware. ``landed`` is called with each batch. ``described_by``:
+    the file of the source's definition, for the manifests. ``as_landed``: as of ``RowEvents``; the store
+    converts nothing. ``learned``: columns that additive contracts have learned; None: nothing is learned
+    here.
+    """
 
     store: LandingStore
     grid: WindowGrid
@@ -53,9 +56,9 @@ class Inlet:
 
 @dataclass
 class EventParts:
-    """Events of one batch as they come, tables of ``EVENT_SCHEMA``. ``bytes``: their size.
+    """The events of one batch, added in parts, tables of ``EVENT_SCHEMA``. ``bytes``: their size.
 
-    They are hashed as they come: while one batch is written, the next is hashed.
+    Each part is hashed when it is added, so one batch is hashed while the one before is written.
     """
 
     content: ContentHash
@@ -63,7 +66,7 @@ class EventParts:
     bytes: int = 0
 
     def add(self, events: pa.Table) -> None:
-        """Take in one or more events."""
+        """Add one or more events."""
         self.content.add(events)
         self.tables.append(events)
         self.bytes += events.nbytes
@@ -71,22 +74,22 @@ class EventParts:
 
 @dataclass
 class Batches:
-    """Lands batches of ``inlet`` in one epoch. ``names``: the ids of the batches landed here."""
+    """Lands batches of ``inlet`` in one epoch. ``names``: ids of the batches landed here."""
 
     inlet: Inlet
     epoch: int
     names: list[str] = field(default_factory=list)
 
     def parts(self) -> EventParts:
-        """Return the empty parts of the next batch."""
+        """Return an empty set of parts for the next batch."""
         return EventParts(ContentHash(self.epoch, self.inlet.store.source))
 
     def land(self, table: TableContract, parts: EventParts, *, free_windows: bool) -> None:
-        """Land ``parts``, events of ``table``, as one batch, unless the same have landed.
+        """Land ``parts``, events of ``table``, as one batch, unless the same batch has landed.
 
         ``free_windows``: the window of an event does not follow from its position. Then an event gets the
-        window in which its position landed first. So does a row that was far ahead of the clock when it
-        landed, and is in the first window for that.
+        window in which its position first landed. The same holds for a row that was far ahead of the clock
+        when it landed, and so is in the first window.
         """
         inlet = self.inlet
         content = parts.content.hexdigest()
@@ -114,9 +117,10 @@ class Batches:
                     self._seal(second, span, relations)
 
     def _meets_the_first_window(self, files: Sequence[DataFile]) -> bool:
-        """Whether an event of ``files`` may have landed in the first window, though its own is a later one.
+        """Whether an event of ``files`` may have landed in the first window, although its own window is
+        later.
 
-        Windows rise with the positions but for rows that were too far ahead of the clock.
+        Windows rise with positions, except for rows that were too far ahead of the clock.
         """
         first_window = self.inlet.grid.first.strftime(KEY_FORMAT)
         later = [each for each in files if each.window != first_window]
@@ -128,8 +132,7 @@ class Batches:
 
     def land_end(self, events: Sequence[LandedEvent], complete: datetime | None) -> None:
         """Land the end of a sync: ends of full readings, and up to when the source is complete (None:
-        unknown).
-        """
+        unknown)."""
         source = self.inlet.store.source
         content = ContentHash(self.epoch, f"{source} {list(map(tuple, events))} {complete}").hexdigest()
         batch_id = file_batch_id(content)

@@ -1,12 +1,12 @@
-"""Comparing the keys of a source with those of the lake, to find what a reading by cursor cannot see.
+"""Compares the keys of a source with those of the lake, to find what a reading by cursor cannot see.
 
-A deleted row leaves no cursor. So both sides are compared by checksums of key ranges; a differing range is
-cut until it is small, and only then are keys read. A key that only the lake has is a delete: its position is
-just above the last version of the row in the lake, so later versions are above it. A row that only the source
-has was missed (its transaction took longer than the lookback); it is read and lands at the position of its
-cursor.
+A deleted row leaves no cursor. So both sides are compared by checksums of key ranges. A range that differs is
+split until it is small; only then are its keys read. A key that only the lake has is a delete. Its position
+is just above the last version of the row in the lake, so later versions are above the delete. A row that only
+the source has was missed (its transaction took longer than the lookback); it is read, and lands at the
+position of its cursor.
 
-The lake must have taken in all that has landed. The comparison reads one transaction of the source.
+The lake must have all that has landed. The comparison reads one transaction of the source.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ from omnisupport_ingest.sources.query.schemas import CursorSchemas
 from omnisupport_ingest.sources.query.state import NullRow, QueryState
 
 LEAF_ROWS = 20_000
-"""Keys of a range that is not cut further."""
+"""A range with at most so many keys is not split further."""
 
 PARTS = 16
-"""Ranges into which a differing range is cut. Their checksums together read it once; four such steps suffice
-for a thousand million rows.
-"""
+"""Number of ranges into which a differing range is split. Together their checksums read the range once; four
+such steps suffice for a thousand million rows."""
 
 MOST_MISSED = 100_000
-"""Missed rows that one comparison reads at most; for more, a full refresh costs less."""
+"""Most missed rows that one comparison reads; beyond that, a full refresh costs less."""
 
 
 class LakeKeys(Protocol):
@@ -49,9 +48,8 @@ class LakeKeys(Protocol):
         """Return the checksum of the keys in ``bounds``."""
 
     def cuts(self, bounds: KeyBounds, parts: int, /) -> list[tuple[str, ...]]:
-        """Return ascending keys that cut ``bounds`` into about ``parts`` even ranges; none if they
-        are few.
-        """
+        """Return ascending keys that split ``bounds`` into about ``parts`` ranges of equal size; none if
+        there are few keys."""
 
     def ordinals(self, bounds: KeyBounds, /) -> Mapping[str, int]:
         """Return the keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
@@ -59,7 +57,7 @@ class LakeKeys(Protocol):
 
 @dataclass
 class TableComparison:
-    """The result for one table: numbers of checksums computed, keys read, deletes found, and missed rows
+    """The result for one table: how many checksums were computed, keys read, deletes found, and missed rows
     read.
 
     ``more_missed``: more rows were missed than were read.
@@ -75,7 +73,7 @@ class TableComparison:
 
 @dataclass
 class Comparison:
-    """The result of a comparison. ``clock``: of the source."""
+    """The result of a comparison. ``clock``: the source's clock."""
 
     source: str
     clock: datetime
@@ -86,9 +84,9 @@ class Comparison:
 def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, LakeKeys]) -> Comparison:
     """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
-    The caller holds the lease of the source. ``QueryRefused`` for a table whose keys cannot be compared,
-    or a server that lags behind what was read, ``AnotherDatabase`` for another one: rows that it does not
-    have would count as deleted.
+    The caller holds the lease of the source. Raises ``QueryRefused`` for a table whose keys cannot be
+    compared, or for a server that is behind what was read; ``AnotherDatabase`` for another database, because
+    all rows that it lacks would count as deleted.
     """
     epoch = inlet.store.current_epoch()
     if epoch is None:
@@ -106,9 +104,9 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         batches = Batches(inlet, epoch.number, found.batches)
         for table in inlet.tables:
             if schemas.blocks(table):
-                # Missed rows are not read before a person has looked.
+                # Missed rows are not read until a person has looked at the table.
                 continue
-            # Where a sync would have them stand.
+            # At the positions that a sync would give them.
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)
             events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
@@ -148,7 +146,7 @@ class _OneTable:
         return result
 
     def _differing(self, result: TableComparison) -> Iterator[KeyBounds]:
-        """Yield small ranges that differ, by cutting differing ranges."""
+        """Yield small ranges that differ, by splitting larger ones."""
         waiting = [KeyBounds(None, None)]
         while waiting:
             bounds = waiting.pop()
@@ -168,7 +166,7 @@ class _OneTable:
             waiting += [KeyBounds(start, end) for start, end in pairwise(edges)]
 
     def _settle(self, bounds: KeyBounds, result: TableComparison) -> None:
-        """Land the deletes in a range, and the rows in it that the lake lacks."""
+        """Land the deletes in a range, and its rows that the lake lacks."""
         table = self.events.table
         known = self.lake.ordinals(bounds)
         there: set[str] = set()
@@ -185,7 +183,8 @@ class _OneTable:
             at = max(self.noticed, self.events.grid.first)
             ordinals = {key: corrected(known[key], table) for key in gone}
             deletes = [self.events.delete(key, ordinal, at) for key, ordinal in ordinals.items()]
-            # The window of a delete is that of the time at which it was found, not of its position.
+            # The window of a delete is that of the time when it was found; it does not follow from its
+            # position.
             parts = self.batches.parts()
             parts.add(events_table(deletes))
             without_cursor = [

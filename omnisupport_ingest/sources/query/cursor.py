@@ -1,12 +1,12 @@
-"""Cursors: how far a reading has come in the order of ``(cursor column, key)``, and the positions of rows.
+"""Cursors: how far a reading is in the order of ``(cursor column, key)``, and the positions of rows.
 
-Of a source without a log, only the cursor column orders the versions of a row. So its value is the position:
-an event has the position ``(epoch, 0, ordinal)``, and the ordinal is the cursor as a number, times
-``GENERATIONS``. The numbers up to the next cursor are for later events of the same version. Where the schema
-of its table has changed, its image is another one and no contradiction, so each change of the schema raises
-the ordinals of what is read from then on by two. A delete that a comparison finds stands one above the
-reading that it ends, below any reading after a further change. Rows with one cursor value differ by the key
-in the event's identity.
+In a source without a log, only the cursor column orders the versions of a row. So the position follows from
+its value: an event has the position ``(epoch, 0, ordinal)``, and the ordinal is the cursor as a number, times
+``GENERATIONS``. The ordinals up to the next cursor are for later events of the same version. When the schema
+of its table has changed, the same version has another image, which must not count as a contradiction; so each
+schema change raises the ordinals of rows read afterwards by two. A delete found by a comparison stands one
+above the row that it ends, and below any reading of it after a further change. Rows with the same cursor
+value are distinguished by the key in the event's identity.
 
 A time is counted in microseconds since 1970. ``infinity`` of PostgreSQL and times after the year 4253 count
 as the highest number, times before our era as the lowest. A number counts as itself.
@@ -28,11 +28,12 @@ from omnisupport_ingest.sources.query.errors import QueryRefused
 
 _GENERATION_BITS = 6
 GENERATIONS = 1 << _GENERATION_BITS
-"""Ordinals per cursor value: an even one for each schema of the table, and the odd one above for a delete."""
+"""Ordinals per cursor value: an even one for each schema of the table, and the odd one above it for a
+delete."""
 
 MOST_SCHEMAS = GENERATIONS // 2
-"""Schemas of a table, one after the other, that have ordinals of their own; those of the last are for all
-later ones too."""
+"""The first so many schemas of a table have ordinals of their own; all later schemas share those of the
+last."""
 
 HIGHEST = (1 << (62 - _GENERATION_BITS)) - 1
 """The largest cursor as a number."""
@@ -41,8 +42,8 @@ NO_CURSOR = -HIGHEST - 2
 """The number of a NULL cursor: below every value."""
 
 NULL_ORDINALS = range(NO_CURSOR << _GENERATION_BITS, -HIGHEST << _GENERATION_BITS)
-"""The ordinals of rows without a cursor. The first ones are even for each schema, as of any cursor; a changed
-row takes the next even one of its key (``null_rows``)."""
+"""The ordinals of rows without a cursor. As for any cursor, the first ones are even, one per schema; a
+changed row gets the next even one of its key (``null_rows``)."""
 
 END_ORDINAL = (NO_CURSOR << _GENERATION_BITS) - 1
 """The ordinal of the end of a full reading: below every row of its epoch."""
@@ -61,9 +62,9 @@ class CursorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeysetPosition:
-    """A row in the order of a reading: the texts of its cursor (None: NULL) and of its key.
+    """The place of a row in the order of a reading: the texts of its cursor (None: NULL) and of its key.
 
-    Reading goes on after it (keyset pagination).
+    The next page begins after it (keyset pagination).
     """
 
     cursor: str | None
@@ -72,9 +73,9 @@ class KeysetPosition:
 
 @dataclass(frozen=True, slots=True)
 class CursorColumn:
-    """The cursor of one table by its contract.
+    """The cursor of one table, from its contract.
 
-    ``lookback``: in microseconds for a time, else in the column's own numbers.
+    ``lookback``: in microseconds for a time, otherwise in the column's own numbers.
     """
 
     name: str
@@ -86,7 +87,7 @@ class CursorColumn:
 
     @classmethod
     def of(cls, contract: TableContract) -> CursorColumn:
-        """Return the cursor of ``contract``; ``QueryRefused`` if it names none."""
+        """Return the cursor of ``contract``. Raises ``QueryRefused`` if it names none."""
         policy = contract.cursor
         if policy is None:
             raise QueryRefused(
@@ -110,17 +111,18 @@ class CursorColumn:
     def needs(self, contract: TableContract) -> frozenset[str]:
         """Return the columns without which ``contract``, whose cursor this is, cannot be read.
 
-        Without its soft-delete column a deleted row would be alive again; without that of its subject, an
-        erasure would miss what landed.
+        Without its soft-delete column, a deleted row would be alive again; without its subject's column, an
+        erasure would miss rows that have landed.
         """
         needed = {*contract.key, self.name, self.event_time, contract.soft_delete_column}
         subject = None if contract.subject is None else contract.subject.column
         return frozenset(each for each in (*needed, subject) if each is not None)
 
     def numbers(self, texts: pa.StringArray) -> pa.Int64Array:
-        """Return the cursors in PostgreSQL's ``texts`` as numbers; null for null, and for what is no time.
+        """Return the cursors in PostgreSQL's ``texts`` as numbers; null for null, and for a text that is no
+        time.
 
-        ``QueryRefused`` for a text that is no whole number, or beyond ``HIGHEST``.
+        Raises ``QueryRefused`` for a text that is no whole number, or is beyond ``HIGHEST``.
         """
         if self.kind is CursorKind.TIME:
             return _within(micros_of(texts))
@@ -151,16 +153,15 @@ def cursor_kind(kind: Kind) -> CursorKind | None:
 
 
 def ordinals(numbers: pa.Int64Array, schema_number: int = 0) -> pa.Int64Array:
-    """Return the ordinals of rows with these cursors. ``schema_number``: how often the schema of their table
-    had changed when they were read.
-    """
+    """Return the ordinals of rows with these cursors. ``schema_number``: number of schema changes of their
+    table when they were read."""
     first = pc.multiply(pc.fill_null(numbers, NO_CURSOR), GENERATIONS)
     return pc.add(first, 2 * min(schema_number, MOST_SCHEMAS - 1))
 
 
 def corrected(ordinal: int, table: TableContract) -> int:
-    """Return the next ordinal for the version of a row of ``table`` at ``ordinal``; ``QueryRefused`` if none
-    is left."""
+    """Return the next ordinal for the version of a row of ``table`` at ``ordinal``. Raises ``QueryRefused``
+    if none is left."""
     if (ordinal + 1) % GENERATIONS == 0:
         raise QueryRefused(
             f"One version of a row of {table.full_name} has been corrected so often by comparisons that no "
@@ -174,7 +175,7 @@ def corrected(ordinal: int, table: TableContract) -> int:
 def micros_of(texts: pa.StringArray) -> pa.Int64Array:
     """Return PostgreSQL's texts of times in microseconds since 1970; null for null and for any other text."""
     for zone in ("UTC", None):
-        # Arrow reads a column at once if all of its texts have a zone, or none has.
+        # Arrow reads a column in bulk if all of its texts have a zone, or none has.
         try:
             return texts.cast(pa.timestamp("us", zone)).cast(pa.int64())
         except pa.ArrowInvalid:
@@ -203,7 +204,7 @@ def _micros(text: str | None) -> int | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        # ``infinity``, or a year of five digits.
+        # ``infinity``, or a year with five digits.
         return HIGHEST if text == "infinity" or text[:5].isdigit() else None
     return micros(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
@@ -214,6 +215,7 @@ def _beyond(numbers: pa.Int64Array) -> bool:
 
 
 def _within(numbers: pa.Int64Array) -> pa.Int64Array:
-    """Return ``numbers``, none beyond ``HIGHEST``: ordinals of others would overflow, and stand anywhere."""
+    """Return ``numbers``, with those beyond ``HIGHEST`` set to that limit: otherwise their ordinals would
+    overflow."""
     most = pc.min_element_wise(numbers, HIGHEST, skip_nulls=False)
     return pc.max_element_wise(most, -HIGHEST, skip_nulls=False)

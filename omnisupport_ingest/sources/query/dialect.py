@@ -1,8 +1,8 @@
-"""Reading any database that SQLAlchemy supports by a cursor; values become the text that PostgreSQL would
+"""Reads any database that SQLAlchemy supports by a cursor; values become the text that PostgreSQL would
 write.
 
-The statements use no row values and no functions, so every dialect supports them. SQLite is tested; for
-others we rely on SQLAlchemy. Rows are handled one by one, so this is slower than ``postgres``.
+The statements use no row values and no functions, so every dialect supports them. SQLite is tested; for other
+databases we rely on SQLAlchemy. Rows are handled one by one, so this is slower than ``postgres``.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _OVERHEAD = 100
 
 
 class DialectReader:
-    """A ``Reader`` of the database behind a URL of SQLAlchemy."""
+    """A ``Reader`` of the database at a SQLAlchemy URL."""
 
     def __init__(self, url: str) -> None:
-        """Connect at the first reading; ``QueryRefused`` for a URL that names no installed dialect."""
+        """Connects at the first reading. Raises ``QueryRefused`` for a URL that names no installed
+        dialect."""
         self._named = f"the connection string ({url.place})" if isinstance(url, NamedSecret) else "the URL"
         try:
             self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
@@ -56,7 +57,7 @@ class DialectReader:
                 fix="Install the package that has it, in the environment of this program.",
             ) from None
         except sa.exc.ArgumentError as error:
-            # The text of the error may repeat the URL, and that a password.
+            # The text of the error may repeat the URL, which may contain a password.
             raise QueryRefused(
                 f"The text of {self._named} is no URL that SQLAlchemy can open: {type(error).__name__}.",
                 fix="Write it as dialect+driver://user@host/database, of a dialect that is installed.",
@@ -64,20 +65,20 @@ class DialectReader:
         self.lite = self._engine.dialect.name == "sqlite"
         """Whether the database is SQLite."""
         if self.lite:
-            # The driver would begin a transaction only before a change (SQLAlchemy manual, "pysqlite").
+            # Otherwise the driver begins a transaction only before a change (SQLAlchemy manual, "pysqlite").
             sa.event.listen(self._engine, "connect", _driver_begins_nothing)
             sa.event.listen(self._engine, "begin", _begin)
         self._connection: sa.Connection | None = None
 
     def inspect(self) -> sa.Inspector:
-        """Return what tells the tables of the database, in the open transaction."""
+        """Return the inspector of the database's tables, in the open transaction."""
         return sa.inspect(self._open)
 
     def begin(self) -> Moment:
         clock = datetime.now(UTC)
         file = self._engine.url.database
         if self.lite and file and not file.startswith((":memory:", "file:")) and not Path(file).exists():
-            # The driver would make an empty one.
+            # The driver would create an empty database.
             raise QueryRefused(
                 f"There is no database file at {Path(file).absolute()}.",
                 fix=f"Correct the path after sqlite:/// in {self._named}.",
@@ -116,7 +117,8 @@ class DialectReader:
                     ]
                     found[table.name] = schema_by_name(table, columns, was)
             except QueryRefused:
-                # What cannot be looked at is refused when its turn comes; the others are read before.
+                # A table that cannot be inspected is refused when it is read; the tables before it are still
+                # read.
                 if was is not None:
                     found[table.name] = live_schema(table, was)
         return found
@@ -128,7 +130,7 @@ class DialectReader:
     def columns(self, table: TableContract, /) -> str:
         with refusals(table.full_name):
             columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
-        # The contract's type says in which form a value is written.
+        # The contract's type decides in which form a value is written.
         kinds = {each.name: each.type.kind.name for each in table.source_columns}
         found = [(each["name"], repr(each["type"]), kinds.get(each["name"])) for each in columns]
         return json.dumps(found, ensure_ascii=False)
@@ -178,7 +180,7 @@ class DialectReader:
         return count
 
     def key_checksum(self, _table: TableContract, _bounds: KeyBounds, /) -> RowChecksum | None:
-        # No hash is part of SQL: the keys are read.
+        # Standard SQL has no hash function, so the keys are read.
         return None
 
     def keys(self, table: TableContract, bounds: KeyBounds, /) -> Iterator[list[str]]:
@@ -212,7 +214,7 @@ class DialectReader:
             self._take(table, cursor, query, take)
 
     def step_over(self) -> None:
-        # A table is refused by what it is, and the transaction goes on.
+        # The table is refused because of its own schema or values, and the transaction continues.
         pass
 
     def end(self) -> None:
@@ -282,10 +284,11 @@ class DialectReader:
     def _require_kind(
         self, table: TableContract, cursor: CursorColumn, declared: sa.types.TypeEngine[Any]
     ) -> None:
-        """Raise ``QueryRefused`` if the cursor column, which is ``declared`` so, has not the contract's kind.
+        """Raise ``QueryRefused`` if the cursor column, whose declared type is ``declared``, has another kind
+        than in the contract.
 
-        In SQLite any value may stand in any column, in the order NULL, numbers, texts, other bytes: where the
-        lowest and the highest are of one class, all between them are.
+        SQLite allows any value in any column, ordered as NULL, numbers, texts, other bytes. So if the lowest
+        and the highest value are of one class, all values between them are.
         """
         kind = None if self.lite else _declared_kind(declared)
         if kind is not None and kind is not cursor.kind:
@@ -299,7 +302,7 @@ class DialectReader:
         if not self.lite:
             return
         column: sa.ColumnClause[Any] = sa.column(cursor.name)
-        # Each by itself is the first or last entry of an index.
+        # Each query alone reads the first or last entry of an index.
         ends = (sa.select(of(column)).select_from(_table(table)) for of in (sa.func.min, sa.func.max))
         with refusals(table.full_name):
             # No failpoint: SELECTs, put together above.
@@ -310,9 +313,9 @@ class DialectReader:
     def _numbers(
         self, table: TableContract, cursor: CursorColumn, values: Sequence[Any], texts: list[str | None]
     ) -> pa.Int64Array:
-        """Return the cursors in ``values``, as numbers. ``texts``: as PostgreSQL would write them.
+        """Return the cursors in ``values`` as numbers. ``texts``: as PostgreSQL would write them.
 
-        ``QueryRefused`` if one is of another kind than the contract says.
+        Raises ``QueryRefused`` if one is of another kind than the contract says.
         """
         numbers = None
         with suppress(QueryRefused):
@@ -348,9 +351,8 @@ class DialectReader:
         return f"Find the rows: SELECT {key} FROM {of} WHERE {name} IS NOT NULL AND ({wrong});"
 
     def _in_order(self, table: TableContract, name: str) -> sa.ColumnElement[Any]:
-        """Return a key column for comparison in the order of ``KeyBounds``; ``QueryRefused`` if there is
-        none.
-        """
+        """Return a key column for comparison in the order of ``KeyBounds``. Raises ``QueryRefused`` if that
+        is impossible."""
         column: sa.ColumnClause[Any] = sa.column(name)
         if table.column(name).type.kind in INTEGERS:
             return column
@@ -363,7 +365,7 @@ class DialectReader:
         return sa.collate(column, "BINARY")
 
     def _raw(self, value: Any) -> str:
-        """Return a cursor as the state holds it: SQLite compares texts, so a text stays unchanged."""
+        """Return a cursor as the state stores it: SQLite compares texts, so a text stays unchanged."""
         return value if isinstance(value, str) else str(value)
 
     def _low(self, cursor: CursorColumn, text: str) -> str:
@@ -377,7 +379,8 @@ class DialectReader:
 
 
 def pg_type_of(declared: sa.types.TypeEngine[Any]) -> str:
-    """Return the type of PostgreSQL for values of a column that is ``declared`` so; empty if none is sure."""
+    """Return the PostgreSQL type for values of a column with the declared type ``declared``; empty if no type
+    is certain."""
     if isinstance(declared, sa.SmallInteger):
         return "smallint"
     if isinstance(declared, sa.BigInteger):
@@ -415,7 +418,7 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def _declared_kind(declared: sa.types.TypeEngine[Any]) -> CursorKind | None:
-    """Return the kind of values that a column ``declared`` so has; None if it may have any."""
+    """Return the kind of values of a column with the declared type ``declared``; None if it may have any."""
     if isinstance(declared, sa.DateTime | sa.Date):
         return CursorKind.TIME
     if isinstance(declared, sa.Integer | sa.Float | sa.Numeric):
@@ -424,7 +427,7 @@ def _declared_kind(declared: sa.types.TypeEngine[Any]) -> CursorKind | None:
 
 
 def _is_stored_as(kind: CursorKind, value: Any) -> bool:
-    """Whether SQLite has ``value`` in the class and form that the order of the cursors needs."""
+    """Whether SQLite stores ``value`` in the class and form that the order of cursors needs."""
     if kind is CursorKind.NUMBER:
         return isinstance(value, int)
     return isinstance(value, str) and _DAY.match(value) is not None

@@ -1,10 +1,11 @@
-"""Rows that were read as landed events: positions, windows, and versions that have landed before.
+"""Makes landed events from rows: positions, windows, and the recognition of versions that have landed before.
 
-A row lands as ``r``, which carries the whole version and not the operation that made it. Its window is that
-of the contract's event-time column, else of its cursor. This depends on the row alone, so a version that is
-read again has the same window. A row older than the home's first window, without a time, or further ahead of
-the clock than any clock error explains, is in the first window: its values are right, only its time says
-nothing. (Once its time has come it is read with a window of its own: ``Batches`` leaves it in the first.)
+A row lands as ``r``, which has the whole version but not the operation that made it. Its window is that of
+the contract's event-time column, or else of its cursor. It depends only on the row, so a version that is read
+again has the same window. Some rows go to the home's first window: rows older than it, rows without a time,
+and rows further ahead of the clock than any clock error explains. Their values are right; only their time
+says nothing. (When such a future time has come, the row is read with its own window; ``Batches`` leaves it in
+the first.)
 """
 
 from __future__ import annotations
@@ -43,14 +44,13 @@ if TYPE_CHECKING:
 
 _TIME = EVENT_SCHEMA.field("source_ts").type
 _EARLIEST, _LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-"""Times are cut to this range, which every reader of the lake supports."""
+"""Times are limited to this range, which every reader of the lake supports."""
 
 
 @dataclass
 class Known:
-    """Rows compared with versions that have landed: ``again`` had landed unchanged, ``behind`` have a lower
-    cursor than a landed version of their key. ``new``: versions to remember.
-    """
+    """The comparison of rows with landed versions. ``again``: number of rows that had landed unchanged.
+    ``behind``: rows with a lower cursor than a landed version of their key. ``new``: versions to remember."""
 
     again: int = 0
     behind: int = 0
@@ -59,9 +59,11 @@ class Known:
 
 @dataclass(frozen=True)
 class RowEvents:
-    """Makes the events of one table in one epoch. ``as_landed``: makes of events (a table of
-    ``EVENT_SCHEMA``) what is written of them; what a lookback knows again is that. ``schema_number``: as of
-    ``cursor.ordinals``."""
+    """Makes the events of one table in one epoch.
+
+    ``as_landed``: converts events (a table of ``EVENT_SCHEMA``) to the form that is written; a lookback
+    compares that form. ``schema_number``: as of ``cursor.ordinals``.
+    """
 
     table: TableContract
     cursor: CursorColumn
@@ -71,9 +73,10 @@ class RowEvents:
     schema_number: int = 0
 
     def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], tally: Known, remember: int) -> pa.Table:
-        """Events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are in ``known`` already.
+        """Return the events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are already in
+        ``known``.
 
-        ``tally`` is added to; versions with a cursor of ``remember`` or above are to be remembered.
+        Adds to ``tally``; versions with a cursor of at least ``remember`` are added as versions to remember.
         """
         of_each = {
             "ordinal": ordinals(rows.cursors, self.schema_number),
@@ -102,14 +105,16 @@ class RowEvents:
         return events if kept is None else events.filter(kept)
 
     def end(self, began: datetime) -> LandedEvent:
-        """Return the end of a full reading, which ends rows of older epochs. ``began``: of the epoch."""
+        """Return the end of a full reading, which ends rows of older epochs. ``began``: when the epoch
+        began."""
         return LandedEvent(
             self.epoch, 0, END_ORDINAL, "b", began, None, None, self.table.schema, self.table.table,
             None, None, None, None, None, None, identity_start(self.table) + "]",
         )  # fmt: skip
 
     def delete(self, key: str, ordinal: int, noticed: datetime) -> LandedEvent:
-        """Return the delete of ``key``, found at the time ``noticed``; when it happened is unknown."""
+        """Return the delete of ``key``, found at the time ``noticed``; the time of the deletion is
+        unknown."""
         return LandedEvent(
             self.epoch, 0, ordinal, "d", noticed, None, None, self.table.schema, self.table.table,
             key, None, None, None, None, None, f"{identity_start(self.table)}{key}]",
@@ -131,8 +136,10 @@ class RowEvents:
         tally: Known,
         remember: int,
     ) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
-        """Which rows land (null: all), and which of them come behind a later version of their key.
-        ``images``: theirs, as they land."""
+        """Return which rows land (null: all), and which of them come after a later version of their key.
+
+        ``images``: the images of the rows, as they land.
+        """
         nothing = pa.nulls(len(rows), pa.bool_())
         numbers = rows.cursors
         highest = pc.max(numbers).as_py()
@@ -167,24 +174,24 @@ def image_hash(image: str) -> int:
 
 
 class ContentHash:
-    """The SHA-256 of events, part by part; the same rows read again in one epoch have the same hash."""
+    """The SHA-256 of events, added in parts. The same rows, read again in one epoch, have the same hash."""
 
     def __init__(self, epoch: int, source: str) -> None:
         self._found = hashlib.sha256(json.dumps([epoch, source]).encode())
 
     def add(self, part: pa.Table) -> None:
-        """Take in some events."""
-        # Arrow writes into the hash itself: a copy of the events would cost more than to hash them.
+        """Add some events."""
+        # Arrow writes directly into the hash: copying the events would cost more than hashing them.
         with pa.ipc.new_stream(pa.PythonFile(_Hashed(self._found), "w"), part.schema) as stream:
             stream.write_table(part.combine_chunks())
 
     def hexdigest(self) -> str:
-        """Return the hash of the events so far, as hexadecimal digits."""
+        """Return the hash of all events so far, as hexadecimal digits."""
         return self._found.hexdigest()
 
 
 class _Hashed(io.RawIOBase):
-    """A file that keeps nothing: what is written to it is added to ``digest``."""
+    """A file that stores nothing: what is written to it goes into ``digest``."""
 
     def __init__(self, digest: hashlib._Hash) -> None:
         self._digest, self._size = digest, 0
@@ -203,29 +210,31 @@ class _Hashed(io.RawIOBase):
 
 
 def window_of(moment: datetime, grid: WindowGrid, landed_at: datetime) -> str:
-    """Return the window of a row with the time ``moment``; ``blocks`` has the same for many at once."""
+    """Return the window of a row with the time ``moment``; ``blocks`` does the same for many rows in bulk."""
     ahead = moment > landed_at + MAX_AHEAD
     return grid.truncate(grid.first if ahead else max(moment, grid.first)).strftime(KEY_FORMAT)
 
 
 def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[EventBlock]:
-    """Yield ``events`` as blocks of one window each, in the order of the windows; in each the order stays.
+    """Yield ``events`` as blocks of one window each, in the order of the windows; inside a block the order
+    stays.
 
-    The highest time of a block says how far the source has come: never after ``landed_at``, and a time that
-    is too far ahead says nothing of it.
+    The highest time of a block shows how far the source is. It is never after ``landed_at``, and a time that
+    is too far ahead does not count.
     """
     if not events.num_rows:
         return
     size = int(grid.size.length.total_seconds() * 1_000_000)
     times = np.asarray(events.column("source_ts").combine_chunks().cast(pa.int64()))
-    # A window begins at a multiple of its size: sizes divide the hour, or are a day, and all is UTC.
+    # Every window begins at a multiple of its size, because sizes divide the hour or are a day, and all times
+    # are UTC.
     first_window = micros(grid.first) // size
     numbers = np.maximum(times // size, first_window)
     ahead = times > micros(landed_at + MAX_AHEAD)
     numbers[ahead] = first_window
     times = np.where(ahead, micros(grid.first), times)
     if (numbers[1:] < numbers[:-1]).any():
-        # Windows by the cursor rise with the rows; those by another column do not.
+        # Windows by the cursor rise with the rows; windows by another column do not.
         order = np.argsort(numbers, kind="stable")
         events, times, numbers = events.take(pa.array(order)), times[order], numbers[order]
     most = max(1, min(BLOCK_ROWS, BLOCK_BYTES * events.num_rows // events.nbytes))

@@ -1,9 +1,9 @@
-"""What a database that is read by queries says of its tables, for their first contracts.
+"""Facts about the tables of a database that is read by queries, for their first contracts.
 
-PostgreSQL says all that it says to a log. Other databases say by SQLAlchemy what columns, types, NOT NULL,
-keys and indexes the tables of the default schema have. SQLite declares types and holds no value to them, so
-no length and no number of digits is taken over, and a whole number may have 64 bits. A reading needs less of
-a table than a log does: no WAL and no replica identity; and it sees what the server generates.
+PostgreSQL gives the same facts as for a log. From other databases, SQLAlchemy reads columns, types, NOT NULL,
+keys and indexes of the tables in the default schema. SQLite does not enforce declared types, so no length and
+no number of digits is taken from it, and a whole number may have 64 bits. A reading by queries needs less of
+a table than a log does (no WAL, no replica identity), and it sees generated columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from omnisupport_ingest.sources.query.run import postgres_dsn
 
 @dataclass
 class ShownTables:
-    """Tables of a source, and the columns of each that could be its cursor, the usable ones first."""
+    """Tables of a source, and for each the columns that could be its cursor, the usable ones first."""
 
     live: dict[TableName, LiveTable] = field(default_factory=dict)
     candidates: dict[TableName, tuple[CursorCandidate, ...]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def draft_by_query(
             fix="Give it one. Or write a contract by hand, with columns that you know to keep its rows apart "
             "as x-cdc.key: docs/incremental.md.",
         )
-    # Of what only a log needs, nothing is asked.
+    # What only a reading by log requires is set as fulfilled.
     columns = tuple(replace(each, generated=False) for each in table.columns)
     read = replace(table, kind="r", persistence="p", replica_identity="f", columns=columns)
     return draft(read, source=source, name=name, owner=owner, candidates=candidates)
@@ -125,7 +125,7 @@ def _tables(inspector: sa.Inspector, *, lite: bool) -> Iterator[_Shown]:
 
 
 def _of_all_rows(index: ReflectedIndex) -> bool:
-    """Whether the index keeps all rows of its table apart: it is unique, and not partial."""
+    """Whether the index distinguishes all rows of its table: it is unique, and not partial."""
     partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
     return index["unique"] and not partial
 
@@ -140,12 +140,12 @@ def _column(shown: Any, *, in_key: bool, lite: bool) -> LiveColumn:
         elif isinstance(declared, sa.String):
             pg_type = "text"
         elif isinstance(declared, sa.Numeric) and not isinstance(declared, sa.Float):
-            # That is what SQLAlchemy calls each type that it does not know, a timestamptz say.
+            # SQLAlchemy gives this name to every type that it does not know, for example timestamptz.
             pg_type = "numeric" if declared.precision is not None else ""
     comment = shown.get("comment")
     if not pg_type:
         comment = f"{comment or ''} Its type is not known to be one of PostgreSQL: correct x-pg-type.".strip()
     max_length = length if pg_type.startswith("character varying") else None
-    # SQLite calls the columns of a key nullable.
+    # SQLite reports the columns of a key as nullable.
     not_null = in_key or not shown.get("nullable", True)
     return LiveColumn(shown["name"], pg_type or "text", not_null, False, (), max_length, comment)

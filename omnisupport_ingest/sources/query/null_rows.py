@@ -1,13 +1,13 @@
-"""Rows without a cursor: which of them have changed, and at which ordinal each version stands.
+"""Rows without a cursor: which of them have changed, and the ordinal of each version.
 
-No cursor orders the versions of such a row, so all of them are read in every reading, and of each key the
-last version is remembered: its ordinal and the hash of its image (``cursors.sqlite``). An unchanged row does
-not land. A changed one lands at the next even ordinal of its key; the odd one between is for a delete that a
+No cursor orders the versions of such a row. So every reading reads all of them, and the last version of each
+key is remembered: its ordinal and the hash of its image (``cursors.sqlite``). An unchanged row does not land.
+A changed one lands at the next even ordinal of its key; the odd one in between is for a delete that a
 comparison finds. ``NULL_ORDINALS`` has room for 64 versions of a key in an epoch; then the table is refused
-until it is read anew.
+until it is read whole again.
 
-What has landed decides, and the file only remembers it. If the file was lost, is of an earlier version, or a
-process died while rows landed, the last versions are read from landing.
+Landing is the truth, and the file only a copy of it. If the file was lost, comes from an earlier version, or
+a process died while rows landed, the last versions are read from landing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ORDINAL = EVENT_SCHEMA.get_field_index("ordinal")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """``events`` that are to land. ``rows``: those of them without a cursor, to be remembered once they have
-    landed. ``again``: how many rows are left out, as they have landed unchanged."""
+    """``events``: those to land. ``rows``: those of them without a cursor, to be remembered once they have
+    landed. ``again``: number of rows that are left out because they have landed unchanged."""
 
     events: pa.Table
     rows: tuple[NullRow, ...] = ()
@@ -47,7 +47,7 @@ class Changed:
 
 @dataclass
 class NullRows:
-    """The rows without a cursor of the table that ``makes`` makes events of."""
+    """The rows without a cursor of one table; ``makes`` makes its events."""
 
     makes: RowEvents
     store: LandingStore
@@ -55,10 +55,10 @@ class NullRows:
     _has_learned: bool = field(default=False, init=False, repr=False)
 
     def changed(self, events: pa.Table) -> Changed:
-        """Leave out the rows of ``events`` without a cursor that have landed unchanged, and give the others
-        their ordinals.
+        """Leave out the rows of ``events`` without a cursor that have landed unchanged, and set the ordinals
+        of the others.
 
-        ``QueryRefused`` if no ordinal is left for one, or if what has landed cannot be read.
+        Raises ``QueryRefused`` if no ordinal is left for one, or if what has landed cannot be read.
         """
         ordinals = events.column("ordinal").to_numpy().copy()
         places = np.flatnonzero(ordinals < NULL_ORDINALS.stop).tolist()
@@ -85,7 +85,7 @@ class NullRows:
 
     @contextmanager
     def remembering(self, rows: Sequence[NullRow]) -> Iterator[None]:
-        """Remember ``rows``, which land in the block, at its end. Until then landing alone knows of them."""
+        """Remember ``rows``, which land in the block, at its end. Until then only landing knows of them."""
         if not rows:
             yield
             return
@@ -108,9 +108,10 @@ class NullRows:
         return ordinal
 
     def _learn(self) -> None:
-        """Remember what has landed, unless it is remembered."""
+        """Read from landing which versions have landed, unless all are remembered."""
         name = self.makes.table.full_name
-        # Later, rows of this reading may be landing, which are not known before they are remembered.
+        # Done once, before rows of this reading land: later, some may have landed that are not remembered
+        # yet.
         if self._has_learned or self.state.knows_null_rows(name):
             self._has_learned = True
             return
@@ -123,7 +124,8 @@ class NullRows:
                 landed = pq.read_table(path, columns=_COLUMNS, partitioning=None, filters=of_null)
             except (OSError, pa.ArrowException) as error:
                 if self.state.has_null_rows(name):
-                    # What an old file held is remembered, and what a dead process landed is in none.
+                    # It is an old file, whose versions are remembered. What a dead process landed is in newer
+                    # files.
                     continue
                 raise QueryRefused(
                     f"{file.path} of landing cannot be read ({type(error).__name__}). It may hold versions "
@@ -137,8 +139,8 @@ class NullRows:
         self._has_learned = True
 
     def _merge(self, name: str, landed: Sequence[NullRow]) -> None:
-        """Take in versions that have landed. Of two images at one ordinal neither counts, so the row lands
-        anew."""
+        """Add versions that have landed. If there are two images at one ordinal, neither counts, so the row
+        lands again."""
         known: dict[str, NullRow] = dict(self.state.null_rows(name, [each.key for each in landed]))
         for each in landed:
             found = known.get(each.key)
@@ -160,7 +162,7 @@ _BLOCK_ROWS = 50_000
 
 
 def _rows_of(landed: pa.Table) -> Iterator[list[NullRow]]:
-    """The versions in ``landed``, in blocks; a delete is a version without an image."""
+    """Yield the versions in ``landed``, in blocks; a delete is a version without an image."""
     for batch in landed.to_batches(_BLOCK_ROWS):
         columns: Mapping[str, list[object]] = batch.to_pydict()
         yield [

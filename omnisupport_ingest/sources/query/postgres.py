@@ -1,7 +1,7 @@
-"""Reading PostgreSQL by a cursor: pages of an index, each by one COPY, all in one snapshot.
+"""Reads PostgreSQL by a cursor: pages of an index, each by one COPY, all in one snapshot.
 
-COPY gives the same text as the stream, and whole blocks of its lines become events at once. The role needs
-SELECT only; nothing is written, no slot is made, and any ``wal_level`` will do.
+COPY gives the same text as the stream, and whole blocks of its lines become events in bulk. The role needs
+only SELECT. Nothing is written, no slot is made, and any ``wal_level`` will do.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from omnisupport_ingest.sources.shown_columns import ShownColumn, schema_by_name
 _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 6 * 1024 * 1024
-"""Bytes of rows that are made into columns at a time."""
+"""Bytes of rows that are converted to columns at a time."""
 
 _OVERHEAD = 100
-"""Estimated bytes of an event beside its line."""
+"""Estimated bytes of an event in addition to its line."""
 
 _KEYS_AT_ONCE = 10_000
 
 _BLOCKS_AHEAD = 2
-"""Blocks of ``BLOCK_BYTES`` that are read ahead at most."""
+"""Most blocks of ``BLOCK_BYTES`` that are read ahead."""
 
 _CHECK_SECONDS = 0.2
-"""Seconds between two checks of a read with a full queue whether its blocks are still wanted."""
+"""While the queue is full, seconds between two checks whether the blocks are still wanted."""
 
 _IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
 
@@ -81,7 +81,7 @@ SELECT bool_or(
 FROM stored LEFT JOIN pg_class c USING (oid)
 """
 """Whether a table, a partition of it, or a table of a view got another file after the snapshot was taken. The
-catalog has the file of the snapshot; the function returns that which is read."""
+catalog shows the file as of the snapshot; the function returns the file that is read now."""
 
 
 class PostgresReader:
@@ -103,7 +103,7 @@ class PostgresReader:
             clock = cursor.fetchone()[0]
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if low is not None:
-                # By now the snapshot is taken; the function runs after that.
+                # The snapshot has been taken by now; the function runs after that.
                 # No failpoint: a SELECT, written above.
                 cursor.execute(_LSN)
                 high = cursor.fetchone()[0]
@@ -145,7 +145,7 @@ class PostgresReader:
         for table in tables:
             schema = found.get(table.name)
             if schema is not None and schema.live.kind in "vm":
-                # A view has no rows of its own, and is made again to get another column.
+                # A view has no rows of its own, and is recreated when it gets another column.
                 columns = [
                     ShownColumn(each.name, each.pg_type, each.not_null) for each in schema.live.columns
                 ]
@@ -157,9 +157,9 @@ class PostgresReader:
 
     def columns(self, table: TableContract, /) -> str:
         names = self._columns_of(table)
-        # A number tells a column from one that had its name before. The catalog may still show what was
-        # before an ALTER beside this transaction: names and types are those of the rows that are read.
-        # A value of an enum is written as its label, which can be renamed.
+        # The number distinguishes a column from an earlier one of the same name. The catalog may still show
+        # the state before a concurrent ALTER; names and types are taken from the rows that are read. A value
+        # of an enum is written as its label, which can be renamed.
         catalog = self._value(
             table,
             "SELECT coalesce(jsonb_agg(jsonb_build_array(attnum, atttypmod) || coalesce(("
@@ -198,7 +198,7 @@ class PostgresReader:
                 "while it is built. Without that: CREATE INDEX … ON ONLY the table, CREATE INDEX "
                 "CONCURRENTLY on each partition, then ALTER INDEX … ATTACH PARTITION for each."
             )
-        # The table is written to meanwhile.
+        # The table may be written to meanwhile.
         return f"CREATE INDEX CONCURRENTLY {identifier(name)} ON {_name(table)} ({listed});"
 
     def not_null_fix(self, table: TableContract, column: str, /) -> str:
@@ -270,7 +270,7 @@ class PostgresReader:
     ) -> None:
         names = ", ".join(f"concat({identifier(name)})" for name in table.key)
         if all(table.column(name).type.kind in INTEGERS for name in table.key):
-            # So that the key's index is used.
+            # In this form the key's index is used.
             names = ", ".join(map(identifier, table.key))
         rows = ", ".join(f"({', '.join(literal(part) for part in json.loads(key))})" for key in keys)
         columns = self._columns_of(table)
@@ -282,7 +282,7 @@ class PostgresReader:
         )
 
     def step_over(self) -> None:
-        # An error of the server ends all that came after the savepoint; the snapshot stays.
+        # An error of the server undoes everything after the savepoint; the snapshot stays.
         with source_errors("going on with the next table"), self._connection.cursor() as cursor:
             cursor.execute("ROLLBACK TO tables")
 
@@ -303,7 +303,7 @@ class PostgresReader:
                 cursor.execute("SELECT current_database()")
                 return f"{system}/{cursor.fetchone()[0]}"
         except psycopg2.ProgrammingError:
-            # Only some roles may query it on this server.
+            # On this server, only some roles may query it.
             return None
 
     def _lsn(self) -> int | None:
@@ -345,9 +345,9 @@ class PostgresReader:
     def _require_snapshot(self, table: TableContract) -> None:
         """Raise ``QueryRefused`` if the rows of ``table`` are not those of the open transaction.
 
-        After a TRUNCATE or a rewriting ALTER TABLE, a read by an older snapshot finds no rows (PostgreSQL
-        manual, "Caveats" of concurrency control), also if it had to wait for the lock of that statement. A
-        comparison would take all of them for deleted. The caller holds a lock, so what is found here stays.
+        After a TRUNCATE or a rewriting ALTER TABLE, a read in an older snapshot finds no rows (PostgreSQL
+        manual, "Caveats" of concurrency control), even if it had to wait for the lock of that statement. A
+        comparison would then take all rows for deleted. The caller holds a lock, so the result stays true.
         """
         if self._value(table, _REPLACED.format(literal(_name(table)))):
             raise QueryRefused(
@@ -372,8 +372,8 @@ def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[I
     """Return a context with the blocks of ``produce``, which runs in a thread while earlier blocks are
     handled.
 
-    At most ``_BLOCKS_AHEAD`` wait. An error of ``produce`` is raised after its blocks. Leaving the context
-    early ends ``produce`` at its next block.
+    At most ``_BLOCKS_AHEAD`` blocks wait. An error of ``produce`` is raised after its blocks. If the context
+    is left early, ``produce`` ends at its next block.
     """
     waiting: Queue[bytes | None] = Queue(_BLOCKS_AHEAD)
     left = threading.Event()
@@ -464,9 +464,10 @@ def _name(table: TableContract) -> str:
 
 
 def _grants(connection: Connection, table: TableContract) -> str:
-    """Return the statements that let the role of ``connection``, which was refused, read ``table``."""
+    """Return the statements that let the role of ``connection`` read ``table``; the server has just refused
+    that."""
     with suppress(psycopg2.Error), connection.cursor() as cursor:
-        # The refusal has ended the transaction but for what came before the savepoint.
+        # The refusal has undone the transaction up to the savepoint.
         cursor.execute("ROLLBACK TO tables")
     with source_errors("asking who may read"), connection.cursor() as cursor:
         cursor.execute(

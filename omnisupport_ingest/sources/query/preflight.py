@@ -1,8 +1,7 @@
-"""Preflight of a source that is read by cursors: findings, each with the SQL that repairs it; nothing is
-changed.
+"""Preflight of a source that is read by cursors: findings, each with the SQL that fixes it. Changes nothing.
 
-Without an index on (cursor, key) every page reads and sorts the whole table. Further findings are about
-columns that are not there, the cursor column (NULLs, a type without a time zone) and how deletes are found.
+Without an index on (cursor, key), every page reads and sorts the whole table. Other findings concern missing
+columns, the cursor column (NULLs, a type without a time zone), and how deletes are found.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def table_findings(
     table: TableContract,
     read: Mapping[str, Progress],
 ) -> Iterator[Finding]:
-    """Yield the findings about one table. ``read``: how far tables were read, by ``schema.table``."""
+    """Yield the findings about one table. ``read``: how far tables have been read, by ``schema.table``."""
     try:
         cursor = CursorColumn.of(table)
         lacks = _lacks(reader, table)
@@ -104,20 +103,21 @@ def table_findings(
 
 
 def _read_so_far(landing: Path | None, tables: Sequence[TableContract]) -> dict[str, Progress]:
-    """Return how far each of ``tables`` was read; those that were not, or if nobody knows, are left out."""
+    """Return how far each of ``tables`` was read. A table that was not read, or whose state is unknown, is
+    left out."""
     if landing is None or not (landing / FILE).exists():
         return {}
     try:
         with QueryState(landing) as state:
             found = {each.full_name: state.progress(each.full_name) for each in tables}
     except CursorsUnreadable:
-        # The next sync says so.
+        # The next sync reports the problem.
         return {}
     return {name: progress for name, progress in found.items() if progress is not None}
 
 
 def _lacks(reader: Reader, table: TableContract) -> list[str]:
-    """Return the columns of the contract that the table does not have; none if there is no such table."""
+    """Return the columns of the contract that the table lacks; none if there is no such table."""
     schema = (reader.schemas([table], {}) or {}).get(table.name)
     if schema is None:
         return []
@@ -126,14 +126,14 @@ def _lacks(reader: Reader, table: TableContract) -> list[str]:
 
 
 def _without(reader: Reader, table: TableContract, lacks: Sequence[str]) -> Finding:
-    """Return the finding that the table does not have the columns ``lacks``."""
+    """Return the finding that the table lacks the columns ``lacks``."""
     severity = Severity.WARNS
     if not CursorColumn.of(table).needs(table).isdisjoint(lacks):
         severity = Severity.BLOCKS
     try:
         reader.columns(table)
     except QueryRefused:
-        # So would a sync be that has never seen them there.
+        # A sync that has never seen the columns would refuse the table as well.
         severity = Severity.BLOCKS
     columns = "column" if len(lacks) == 1 else "columns"
     end = "it cannot be read." if severity is Severity.BLOCKS else "its rows are read without."

@@ -1,7 +1,7 @@
 """``Reader``: the interface to a database that is read by cursor, and the rows that it returns.
 
-There are two: ``postgres`` reads by COPY and keeps the server's own text; ``dialect`` reads any database that
-SQLAlchemy supports, and writes the text that PostgreSQL would.
+There are two readers. ``postgres`` reads by COPY and keeps the server's own text. ``dialect`` reads any
+database that SQLAlchemy supports, and writes the text that PostgreSQL would write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a transaction of the source began: the source's clock, which limits cursors, and the identity of
+    """The begin of a transaction of the source: the source's clock, which limits cursors, and the identity of
     the database (None if unknown).
 
     ``low``, ``high``: the server's LSN just before and just after the snapshot was taken (None: unknown).
@@ -37,7 +37,9 @@ class Moment:
 @dataclass(frozen=True, slots=True)
 class Span:
     """Rows to read, in order: those without a cursor (``nulls``), or those with ``low`` ≤ cursor ≤ ``high``
-    (texts; None: open). They begin after ``after``, and are at most ``limit``.
+    (texts; None: open).
+
+    They begin after the row ``after``; there are at most ``limit``.
     """
 
     nulls: bool
@@ -49,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table in the order of the reading, one or more, as columns.
+    """One or more rows of a table in the order of the reading, as columns.
 
     ``keys`` and ``images``: JSON, as events have them. ``cursors``: as numbers, None for NULL. ``times``: of
     the contract's event-time column, in microseconds; null if it names none. ``last``: the position of the
@@ -85,34 +87,40 @@ class Reader(Protocol):
         """Open the transaction; all reads see the database as it is now."""
 
     def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
-        """Return the source's present type of the cursor column; ``QueryRefused`` if it is of another kind,
-        or its lowest or highest value is.
+        """Return the present type of the cursor column at the source.
+
+        Raises ``QueryRefused`` if the type, or the lowest or highest value, is of another kind than the
+        contract's.
         """
 
     def schemas(
         self, tables: Sequence[TableContract], known: Mapping[str, SeenTable], /
     ) -> dict[str, LiveSchema] | None:
-        """Return those of ``tables`` that there are, by the names of their contracts; None if the database
-        does not tell. ``known``: as they were last seen.
+        """Return the schemas of those ``tables`` that exist, by the names of their contracts; None if the
+        database does not show schemas.
+
+        ``known``: the schemas as they were last seen.
         """
 
     def go_on_without(self, table: TableContract, columns: frozenset[str], /) -> None:
-        """Read ``table`` from now on although it has not the ``columns``, which its contract names."""
+        """From now on, read ``table`` although it lacks the ``columns`` that its contract names."""
 
     def columns(self, table: TableContract, /) -> str:
-        """Return names and types of the table's columns as one text. While that stays the same, a row that
-        nobody changes has the same image in every reading.
+        """Return names and types of the table's columns as one text.
+
+        While the text is the same, an unchanged row has the same image in every reading.
         """
 
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
-        """Return the columns of each index by which rows can be read in order."""
+        """Return the columns of each index that can give rows in order."""
 
     def index_sql(self, table: TableContract, name: str, columns: Sequence[str], /) -> str:
-        """Return the statement that adds an index called ``name`` on ``columns``; a sentence where the table
-        itself can have none."""
+        """Return the statement that adds an index ``name`` on ``columns``; a sentence if the table can have
+        none."""
 
     def not_null_fix(self, table: TableContract, column: str, /) -> str:
-        """Return how to make ``column`` refuse NULL: a statement, or a sentence; ends with a semicolon."""
+        """Return how to make ``column`` refuse NULL: a statement, or a sentence that ends with a
+        semicolon."""
 
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
         """Return the highest cursor in the table; None if no row has one."""
@@ -134,7 +142,7 @@ class Reader(Protocol):
         """Call ``take`` with the rows that have one of ``keys`` (JSON)."""
 
     def step_over(self) -> None:
-        """Let the transaction go on after a table was refused."""
+        """Let the transaction continue after a table was refused."""
 
     def end(self) -> None:
         """End the transaction."""

@@ -1,4 +1,4 @@
-"""A sync of a defined source: connection, cursors, lease and pause."""
+"""A sync of a defined cursor source: its connection, cursors, lease and pause."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _POSTGRES = ("postgresql:", "postgres:", "postgresql+psycopg2:")
 
 @dataclass(frozen=True)
 class QuerySource:
-    """A source of the kind ``query`` in a ``home``: ``run`` is the home's folder of locks, ``keys`` are those
+    """A source of the kind ``query`` in a ``home``. ``run``: the home's folder of locks. ``keys``: the keys
     of its subjects."""
 
     definition: SourceDefinition
@@ -49,7 +49,8 @@ class QuerySource:
 
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home) -> Self:
-        """The source of ``definition`` in ``home``; ``QueryRefused`` if a table of it names no cursor."""
+        """Return the source of ``definition`` in ``home``. Raises ``QueryRefused`` if one of its tables names
+        no cursor."""
         tables = definition.tables(contracts)
         for table in tables:
             CursorColumn.of(table)
@@ -81,10 +82,10 @@ class QuerySource:
     ) -> SyncReport:
         """Land new rows, for about ``seconds`` (None: to the end).
 
-        ``anew``: tables that are read whole, in an epoch that begins with ``reason``. ``no_further_than``:
-        cursors by ``schema.table`` (None: the beginning) from which tables with a higher cursor are read
-        again. Raises ``CaptureRunning`` if another process reads the source, ``QueryPaused``, and the errors
-        of ``sync``.
+        ``anew``: tables to read whole, in an epoch that begins for ``reason``. ``no_further_than``: cursors
+        by ``schema.table`` (None: the beginning); a table with a higher cursor is read again from there.
+        Raises ``CaptureRunning`` if another process reads the source, ``QueryPaused``, and the errors of
+        ``sync``.
         """
         pause = PauseRequest(self.store.folder)
         found = pause.read()
@@ -126,7 +127,7 @@ class QuerySource:
 
 
 def open_reader(connection: str) -> Reader:
-    """Return a reader of the database at ``connection`` (libpq's form, or a URL of SQLAlchemy)."""
+    """Return a reader of the database at ``connection`` (libpq's form, or a SQLAlchemy URL)."""
     dsn = postgres_dsn(connection)
     if dsn is not None:
         return PostgresReader(dsn)
@@ -136,7 +137,7 @@ def open_reader(connection: str) -> Reader:
 
 
 def postgres_dsn(connection: str) -> str | None:
-    """Return libpq's form of ``connection``; None if it leads to another database than PostgreSQL."""
+    """Return libpq's form of ``connection``; None if it is not to a PostgreSQL."""
     scheme = connection.partition("//")[0]
     if "://" in connection and scheme not in _POSTGRES:
         return None

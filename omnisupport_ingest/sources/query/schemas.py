@@ -1,9 +1,9 @@
-"""What has changed in the tables that are read by a cursor, recorded before their rows land.
+"""Records what has changed in the tables that are read by a cursor, before their rows land.
 
-Every reading looks at the tables first, in its own transaction. PostgreSQL's catalogs tell a change exactly;
-other databases name columns and types. Reading goes on without a column of the contract that is gone, unless
-it is read by that column. A table whose contract says ``block`` is not read any more once it has changed. A
-full reading that begins answers for the changes that were seen before it.
+Every reading first looks at the tables, in its own transaction. PostgreSQL's catalogs show a change exactly;
+other databases only give names and types of columns. If a column of the contract has disappeared, the reading
+continues without it, unless the table is read by that column. A table whose contract says ``block`` is no
+longer read once it has changed. Beginning a full reading accepts the changes that were seen before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CursorSchemas:
         self._changes, self._tables, self._learned = SchemaChanges(store.folder), tables, learned
 
     def look(self, reader: Reader, moment: Moment, epoch: int) -> None:
-        """Record what has changed, and let ``reader`` go on without columns that are gone.
+        """Record what has changed, and let ``reader`` continue without columns that have disappeared.
 
         ``moment``: when its open transaction began.
         """
@@ -42,8 +42,8 @@ class CursorSchemas:
             reader.go_on_without(table, self._gone(table))
 
     def blocks(self, table: TableContract) -> bool:
-        """Whether ``table`` is not read before a person who has looked at its changes has it read whole
-        (``sync.refresh``)."""
+        """Whether ``table`` must not be read until a person has looked at its changes and requests a full
+        reading (``sync.refresh``)."""
         return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
 
     def read_whole(self, table: TableContract) -> None:
@@ -51,7 +51,8 @@ class CursorSchemas:
         self._changes.accept([table.name])
 
     def _gone(self, table: TableContract) -> frozenset[str]:
-        """The columns of the contract that the table had and has no more, but those that it is read by."""
+        """Return the columns of the contract that the table had and no longer has, except those by which it
+        is read."""
         seen = self._changes.tables().get(table.name)
         if seen is None:
             return frozenset()

@@ -1,9 +1,9 @@
 """How far each table of a source has been read, the row versions within the lookback, and the last versions
 of rows without a cursor.
 
-A small SQLite file in the landing folder. How far a table was read is written only after the rows have
-landed. A process that dies in between reads and lands those rows again, and the copies are dropped as
-duplicates. If the file is lost, every table is read whole once more.
+It is a small SQLite file in the landing folder. How far a table was read is written only after the rows have
+landed. If a process dies in between, the next one reads and lands those rows again, and the copies are
+dropped as duplicates. If the file is lost, every table is read whole once more.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CursorsUnreadable(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedReading:
-    """A reading of a table that has begun. Cursors are texts of the source.
+    """A reading of a table that has begun and not ended. Cursors are texts of the source.
 
-    ``started``: the source's clock at its begin. ``low``, ``high``: the cursors between which it reads (None:
-    open, or no row has one). ``until``: the cursor once it is finished. ``full``: it reads the whole table.
-    ``after``: the last row that has landed; ``nulls``: the reading is among the rows without a cursor.
+    ``started``: the source's clock when it began. ``low``, ``high``: the cursors between which it reads
+    (None: open, or no row has one). ``until``: the table's cursor once it has ended. ``full``: it reads the
+    whole table. ``after``: the last row that has landed. ``nulls``: it is at the rows without a cursor.
     """
 
     started: datetime
@@ -58,8 +58,8 @@ class Progress:
     """How far a table has been read. ``cursor``: all rows up to it were read; None: never read to its end.
 
     ``epoch``: in which it was last read whole. ``type``: the cursor column's type then. ``reading``: the
-    unfinished one. ``finished``: the source's clock at the start of the last finished reading. ``column``:
-    the cursor column (None: written by an earlier version).
+    unfinished one. ``finished``: the source's clock when the last finished reading started. ``column``: the
+    cursor column (None: written by an earlier version).
     """
 
     epoch: int
@@ -72,7 +72,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A version of a row that has landed: key (JSON), cursor as a number, hash of its image."""
+    """A landed version of a row: key (JSON), cursor as a number, hash of its image."""
 
     key: str
     cursor: int
@@ -94,14 +94,14 @@ class QueryState:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        # Landing has a folder for each source.
+        # Landing has a folder per source, so the folder's name is the source's.
         self._source = folder.name
         try:
             with failpoint("query.state"):
                 self._base = sqlite3.connect(self.path, isolation_level=None)
                 self.path.chmod(0o600)
                 self._base.execute("PRAGMA synchronous = FULL")
-                # What is forgotten is overwritten: by the hash of a plain image its values can be guessed.
+                # Deleted entries are overwritten: from the hash of a plain image, its values can be guessed.
                 self._base.execute("PRAGMA secure_delete = ON")
                 self._base.execute(
                     "CREATE TABLE IF NOT EXISTS progress (name TEXT PRIMARY KEY, told TEXT NOT NULL)"
@@ -139,9 +139,10 @@ class QueryState:
             raise self._unreadable(error) from None
 
     def claim(self, database: str | None) -> None:
-        """Record the identity of the database of the cursors, if it is known and they have none yet.
+        """Record the identity of the database to which the cursors belong, if it is known and none is
+        recorded yet.
 
-        ``AnotherDatabase`` if they are of another one.
+        Raises ``AnotherDatabase`` if the recorded one differs.
         """
         found = self._base.execute("SELECT database FROM source").fetchone()
         if database is None or (found is not None and found[0] == database):
@@ -157,7 +158,7 @@ class QueryState:
             self._base.execute("INSERT INTO source VALUES (1, ?)", (database,))
 
     def reach(self, lsn: int | None) -> None:
-        """Record that rows which committed up to ``lsn`` (None: unknown) may land from now on."""
+        """Record that from now on, rows that committed up to ``lsn`` (None: unknown) may land."""
         if lsn is None:
             return
         with failpoint("query.state"):
@@ -167,15 +168,16 @@ class QueryState:
             )
 
     def reached(self) -> int | None:
-        """Return the LSN above which no row has committed that has landed; None if unknown."""
+        """Return an LSN above which no landed row has committed; None if unknown."""
         found = self._base.execute("SELECT lsn FROM reached").fetchone()
         return None if found is None else found[0]
 
     def schema_number(self, table: str, columns: str) -> int:
-        """Return how often the schema of ``table`` has changed by now. ``columns``: the present one, as text.
+        """Return how often the schema of ``table`` has changed until now. ``columns``: the present schema, as
+        text.
 
-        Where an earlier version read the table, and recorded no schema, it counts as changed once. Durable on
-        return, so that rows which land by it are never read again by a lower number.
+        If an earlier version read the table and recorded no schema, that counts as one change. The number is
+        durable on return, so rows that land with it are never read again with a lower one.
         """
         found = self._base.execute("SELECT number, columns FROM schemas WHERE name = ?", (table,)).fetchone()
         if found is not None and found[1] == columns:
@@ -197,7 +199,7 @@ class QueryState:
         """Save the progress of ``table`` and the landed versions ``seen``, in one transaction.
 
         ``below``: versions with a lower cursor are forgotten. ``replaced``: other images of the versions
-        ``seen`` are forgotten: the same row lands in another form now.
+        ``seen`` are forgotten, because the same row now lands in another form.
         """
         with failpoint("query.state", table):
             self._base.execute("BEGIN IMMEDIATE")
@@ -254,17 +256,17 @@ class QueryState:
         return found
 
     def expect_null_rows(self, table: str) -> None:
-        """Note that rows of ``table`` without a cursor begin to land: until they are remembered, landing
-        alone knows which did."""
+        """Record that rows of ``table`` without a cursor begin to land. Until they are remembered, only
+        landing knows which have landed."""
         with failpoint("query.state", table):
             self._base.execute("DELETE FROM null_rows_known WHERE name = ?", (table,))
 
     def remember_null_rows(self, table: str, rows: Sequence[NullRow]) -> None:
-        """Remember the last of the rows of ``table`` without a cursor that landed; now all are known."""
+        """Remember the last rows of ``table`` without a cursor that landed; from now on all are known."""
         self._add_null_rows(table, rows, known=True)
 
     def add_null_rows(self, table: str, rows: Sequence[NullRow]) -> None:
-        """Remember ``rows`` of ``table``; there may be others that landed."""
+        """Remember ``rows`` of ``table``; others may have landed as well."""
         self._add_null_rows(table, rows, known=False)
 
     def _add_null_rows(self, table: str, rows: Sequence[NullRow], *, known: bool) -> None:
@@ -299,7 +301,7 @@ class QueryState:
             self._base.execute("COMMIT")
 
     def forget_all(self) -> None:
-        """Make the next reading of every table its first, of whatever database."""
+        """Make the next reading of every table its first one, of any database."""
         with failpoint("query.state"):
             self._base.execute("BEGIN IMMEDIATE")
             for name in ("progress", "seen", "schemas", "null_rows", "null_rows_known", "source", "reached"):

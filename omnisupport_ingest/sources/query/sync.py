@@ -1,13 +1,14 @@
-"""One sync of a source by cursors: every table from its cursor on, in one transaction of the source.
+"""One sync of a source by cursors: reads every table from its cursor on, in one transaction of the source.
 
-A table is read in pages of its index on (cursor, key), so a page may begin between two rows with one cursor
-value. A page lands as a batch before the cursor moves; the next rows are read meanwhile. A sync begins below
-the cursor by the contract's lookback, because a transaction may set the cursor value of a row and commit much
-later. Row versions that have landed are recognised and do not land twice. The first reading of a table, and a
-requested refresh, read it whole.
+A table is read in pages of its index on (cursor, key), so a page may begin between two rows with the same
+cursor value. A page lands as a batch before the cursor moves; meanwhile the next rows are read. A sync begins
+below the cursor by the contract's lookback, because a transaction may set the cursor value of a row and
+commit much later. Row versions that have landed are recognised and do not land twice. The first reading of a
+table, and a requested refresh, read it whole.
 
 A killed sync continues from its last page, in a new transaction. Its final cursor is never above the clock,
-or the highest value, of its first transaction: whatever commits later is above that minus the lookback.
+or above the highest value, of its first transaction. So all rows that commit later are above that cursor
+minus the lookback.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class TableSync:
 
     ``full``: it was read whole. ``read``, ``landed``: numbers of rows. ``again``: rows of the lookback that
     had landed unchanged. ``behind``: rows with a lower cursor than their key had before. ``finished``: it was
-    read to its end. ``blocked``: it is not read before a person has looked, as its schema has changed.
-    ``refused``: it cannot be read (``SyncReport.faults``).
-    ``went_back``: its highest cursor is below that of the last sync. ``cursor``: the new cursor.
+    read to its end. ``blocked``: its schema has changed, and it is not read until a person has looked.
+    ``refused``: it cannot be read (``SyncReport.faults``). ``went_back``: its highest cursor is below that of
+    the last sync. ``cursor``: the new cursor.
     """
 
     table: str
@@ -68,8 +69,8 @@ class TableSync:
 
 @dataclass
 class SyncReport:
-    """The result of a sync. ``clock``: of the source at the beginning. ``faults``: why tables were refused;
-    the others were read."""
+    """The result of a sync. ``clock``: the source's clock at the beginning. ``faults``: why tables were
+    refused; the others were read."""
 
     source: str
     clock: datetime
@@ -79,7 +80,7 @@ class SyncReport:
 
     @property
     def finished(self) -> bool:
-        """Whether every table was read to its end, but for those that are blocked."""
+        """Whether every table except the blocked ones was read to its end."""
         return all(each.finished or each.blocked for each in self.tables)
 
 
@@ -88,9 +89,9 @@ def sync(
 ) -> SyncReport:
     """Land the new rows of every table of ``inlet``. The caller holds the lease of the source.
 
-    ``stopped`` is called after each batch and page; if it returns True the sync ends, and the next goes on
-    from there. A table that is refused keeps no other from being read: the caller raises what is in
-    ``faults``. Raises ``AnotherDatabase`` and the errors of the reader; landed batches stay.
+    ``stopped`` is called after each batch and page; if it returns True, the sync ends, and the next one
+    continues from there. A table that is refused does not prevent the reading of others; the caller raises
+    the errors in ``faults``. Raises ``AnotherDatabase`` and the errors of the reader; landed batches stay.
     """
     moment = reader.begin()
     try:
@@ -117,8 +118,8 @@ def sync(
 def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
     """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
 
-    When that reading is finished, rows that only older epochs have are ended. Whoever asks for it answers for
-    the schema changes of ``tables`` that are known by now.
+    When that reading is finished, rows that only older epochs have are ended. A caller thereby accepts the
+    schema changes of ``tables`` that are known by now.
     """
     epoch = inlet.store.begin_epoch(reason, None, now=inlet.clock()).number
     again = {each.full_name for each in tables}
@@ -128,9 +129,10 @@ def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], re
         if table.full_name in again or half_read:
             state.forget(table.full_name)
     if all(state.progress(each.full_name) is None for each in inlet.tables):
-        # No cursor says anything of the former database any more, so it may be another one from now on.
+        # The cursors of the former database no longer matter, so from now on it may be another database.
         state.forget_all()
-    # Last: who dies before it asks again, and a blocked table was not read meanwhile.
+    # Last: if the process dies before this, the request is made again, and a blocked table is not read
+    # meanwhile.
     SchemaChanges(inlet.store.folder).accept([each.name for each in tables])
     return epoch
 
@@ -144,7 +146,7 @@ def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
     if progress is None or progress.cursor is None:
         return False
     if table.cursor is None:
-        # The reading says so.
+        # The reading itself reports the problem.
         return False
     column = CursorColumn.of(table)
     if cursor is not None:
@@ -160,8 +162,8 @@ def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the rows of a sync land: in ``epoch``, by the single thread of ``pool``. ``schemas``: those of
-    its tables, which were looked at."""
+    """Where the rows of a sync land: in ``epoch``, by the single thread of ``pool``. ``schemas``: the schemas
+    of its tables, which were already looked at."""
 
     inlet: Inlet
     epoch: EpochRecord
@@ -196,7 +198,7 @@ class _Sync:
         self.report.tables.append(result)
         cursor = CursorColumn.of(table)
         if self._left_a_page:
-            # A stopped read has left the transaction unusable.
+            # A stopped read leaves the transaction unusable.
             return
         if self._schemas.blocks(table):
             result.blocked = True
@@ -227,7 +229,7 @@ class _Sync:
                 page.turn_to(reading)
 
     def is_stopped(self) -> bool:
-        """Whether the sync is to end here; the next sync goes on from here."""
+        """Whether the sync must end here; the next sync continues from here."""
         return self._stopped()
 
     def finish(self) -> None:
@@ -248,12 +250,14 @@ class _Sync:
         return self._batches.parts()
 
     def land(self, table: TableContract, cursor: CursorColumn, parts: EventParts) -> Future[None]:
-        """Land events of ``table`` as one batch, after the batches before, unless the same have landed."""
-        # A window by the cursor follows from the position, so no version can be in two windows.
+        """Land events of ``table`` as one batch, after the batches before it, unless the same batch has
+        landed."""
+        # If the window follows from the cursor, it follows from the position, so no version can be in two
+        # windows.
         return self._pool.submit(self._batches.land, table, parts, free_windows=cursor.event_time is not None)
 
     def _progress(self, table: TableContract, cursor: CursorColumn, result: TableSync) -> Progress:
-        """Return the progress of ``table``, with the reading that continues or begins."""
+        """Return the progress of ``table`` with its unfinished reading, or with one that begins now."""
         found = self._state.progress(table.full_name)
         kind = self._reader.cursor_type(table, cursor)
         progress = found or Progress(self._epoch.number, kind)
@@ -282,11 +286,11 @@ class _Sync:
         return replace(progress, reading=reading)
 
     def _until(self, cursor: CursorColumn, newest: str | None) -> str | None:
-        """Return the cursor that a reading which begins now will have at its end."""
+        """Return the cursor at the end of a reading that begins now."""
         if newest is None or cursor.kind is not CursorKind.TIME:
             return newest
         clock = micros(self._moment.clock)
-        # A cursor ahead of the clock would skip all rows that commit until then.
+        # A cursor ahead of the clock would skip all rows that commit until that time.
         return newest if _number(cursor, newest) <= clock else cursor.text(clock)
 
     def _land_end(self) -> None:
@@ -311,7 +315,7 @@ class _Sync:
         return min(found, default=None)
 
     def _passes_a_window(self, complete: datetime | None) -> bool:
-        """Whether ``complete`` is in a later window than the watermark; only then a batch records it."""
+        """Whether ``complete`` is in a later window than the watermark; only then does a batch record it."""
         if complete is None:
             return False
         last = self._inlet.store.last_file(self._epoch.number)
@@ -341,7 +345,7 @@ class _StoppedWithin(Exception):
 
 
 class _Page:
-    """Takes the rows of one table, and lands them before the position of the reading moves on."""
+    """Takes the rows of one table, and lands them before the position of the reading moves."""
 
     def __init__(
         self, one: _Sync, table: TableContract, cursor: CursorColumn, progress: Progress, told: TableSync
@@ -364,7 +368,7 @@ class _Page:
         self._highest_seen = one._state.highest_seen(table.full_name)
 
     def take(self, rows: Rows) -> None:
-        """Take one block of rows; it lands with the next ``land_all``, or earlier if much has been taken."""
+        """Add a block of rows; it lands with the next ``land_all``, or earlier if many have been added."""
         before = self._one._state.versions(self._table.full_name, self._possibly_seen(rows))
         changed = self._nulls.changed(self._makes.of(rows, before, self._known, self._remember))
         events = changed.events
@@ -382,9 +386,8 @@ class _Page:
                 raise _StoppedWithin
 
     def _possibly_seen(self, rows: Rows) -> list[str]:
-        """Return the keys of rows of which a version may have landed: their cursor is not above all seen
-        ones.
-        """
+        """Return the keys of rows of which a version may have landed: their cursor is not above every one
+        seen."""
         if self._highest_seen is None:
             return []
         near = pc.less_equal(rows.cursors, self._highest_seen)
@@ -392,7 +395,7 @@ class _Page:
         return found
 
     def land_all(self) -> None:
-        """Land the rows taken so far, and save the position of the reading."""
+        """Land the rows added so far, and save the position of the reading."""
         self._land()
         self._landed()
 
@@ -401,7 +404,7 @@ class _Page:
         self._save(reading, Known())
 
     def _land(self) -> None:
-        """Begin to land the rows taken so far, when those before have landed."""
+        """Begin to land the rows added so far, once those before have landed."""
         self._landed()
         if self._last is None:
             return
@@ -426,7 +429,8 @@ class _Page:
 
     def _save(self, reading: UnfinishedReading, known: Known) -> None:
         self.reading, self.progress = reading, replace(self.progress, reading=reading)
-        # What landed plain of a version is no longer what lands of it, and its hash says something of values.
+        # A version that landed as plain text lands in another form now, and its old hash would reveal
+        # values.
         encrypted = self._table.subject is not None
         self._one._state.save(self._table.full_name, self.progress, known.new, replaced=encrypted)
 
@@ -443,7 +447,7 @@ class _Landing:
 
 
 _BATCH_BYTES = 32 * 1024 * 1024
-"""Bytes of events from which on a batch lands before its page ends."""
+"""From so many bytes of events on, a batch lands before its page ends."""
 
 
 def _number(cursor: CursorColumn, text: str) -> int:
