@@ -341,7 +341,7 @@ class TestReadingAsOf:
         told.land(Commit(80, 65, [Change("d", 1)]))
         told.land_idle(90)
         open_reading(told.workspace, [told.contract], Lsn(79))
-        with pytest.raises(NotTakenIn, match="1 batches of desk that landed below 1:0/51:0"):
+        with pytest.raises(NotTakenIn, match="1 batch of desk that landed below 1:0/51:0"):
             open_reading(told.workspace, [told.contract], Lsn(80))
 
     @pytest.mark.slow
