@@ -121,7 +121,7 @@ def refused(*arguments: str) -> Done:
         (("2026-01-01T11:00:00Z",), 1, "its history there starts at 0/5"),
         (("2027-01-01T00:00:00Z",), 1, "may still come"),
         (("0/64",), 1, "must pass 0/65"),
-        (("0/14", "--epoch", "3"), 1, "has not been read in epoch 3"),
+        (("0/14", "--epoch", "3"), 2, "in epoch 3"),
         (("0/14", "--format", "csv"), 2, "--format goes with --out"),
         (("0/37",), 1, "Not in the lake yet: "),
     ],
