@@ -37,7 +37,11 @@ def mirrored(tags: dict[str, str]) -> dict[str, Any]:
     key = dg.AssetKey("table")
     step = SimpleNamespace(_metadata_accumulator=OutputMetadataAccumulator.empty())
     context = SimpleNamespace(
-        run=SimpleNamespace(tags=tags), asset_key=key, get_step_execution_context=lambda: step
+        run=SimpleNamespace(tags=tags),
+        asset_key=key,
+        get_step_execution_context=lambda: step,
+        has_partition_key_range=True,
+        partition_keys=[CHECKPOINT.window],
     )
     _mirror(context, [CHECKPOINT], 0.0, {})  # type: ignore[arg-type]
     return {**step._metadata_accumulator.get_asset_metadata(key, CHECKPOINT.window)}
