@@ -58,14 +58,15 @@ DUCKDB_TYPES = {
     Kind.DOUBLE: "DOUBLE",
     Kind.NUMERIC_TEXT: "VARCHAR",
     Kind.DATE: "DATE",
-    Kind.TIMESTAMP: "TIMESTAMPTZ",
-    Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
+    Kind.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
+    Kind.TIMESTAMPTZ: "TIMESTAMP WITH TIME ZONE",
     Kind.BINARY: "BLOB",
     Kind.TEXT_ARRAY: "VARCHAR[]",
     Kind.INTEGER_ARRAY: "BIGINT[]",
     Kind.TEXT: "VARCHAR",
 }
-"""DuckDB's names for the types of columns in the lake; a decimal has its digits (``PgType.in_duckdb``)."""
+"""DuckDB's names for the types of columns in the lake, as it prints them; a decimal has its digits
+(``PgType.in_duckdb``)."""
 
 _KINDS = {
     "boolean": Kind.BOOLEAN,
@@ -114,7 +115,7 @@ class PgType:
     def in_duckdb(self) -> str:
         """DuckDB's name for the type of the column in the lake."""
         if self.kind is Kind.DECIMAL:
-            return f"DECIMAL({self.precision}, {self.scale})"
+            return f"DECIMAL({self.precision},{self.scale})"
         return DUCKDB_TYPES[self.kind]
 
 
