@@ -182,8 +182,8 @@ def test_status_tells_what_runs_where_a_contract_is_wrong(
     (sample_home.folder / "contracts" / "notes.json").write_text("{")
     with pytest.raises(ContractError, match=r"notes\.json is not valid JSON"):
         status.main([], standalone_mode=False)
-    told = capsys.readouterr().out
-    assert str(sample_home.home) in told and "platform     not running" in told
+    shown = capsys.readouterr().out
+    assert str(sample_home.home) in shown and "platform     not running" in shown
 
 
 def write_epoch(landing: Path) -> None:
