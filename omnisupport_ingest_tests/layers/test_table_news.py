@@ -290,7 +290,7 @@ def test_an_idle_dimension_notes_now_and_then_how_far_it_has_read(
 def test_a_gate_waits_for_no_window_that_nobody_judges_again(
     desk: ThreeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay visits windows in which nothing has landed, too; nothing ever requests a run over these alone."""
+    """A replay also visits windows in which nothing has landed; nothing requests a run over these alone."""
 
     def closed(*_: object) -> None:
         raise dimensions.GateClosed("rows break it", fix="correct it")
