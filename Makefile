@@ -11,6 +11,8 @@ DOCS := .venv-docs
 DOCS_INSTALLED := $(DOCS)/.installed
 DEPLOY := .venv-deploy
 DEPLOY_INSTALLED := $(DEPLOY)/.installed
+# Tests and services start hundreds of processes, each of which would compile all modules for itself.
+export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 SEEDS ?= 200
 START ?= 0

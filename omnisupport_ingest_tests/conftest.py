@@ -62,6 +62,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Which of their many parameters the tests that are marked `drawn` run with; `all`: with all.",
     )
 
+    parser.addoption(
+        "--turns",
+        metavar="COUNT",
+        type=int,
+        default=1,
+        help="Files with stories on real servers take turns: run one of COUNT parts, which `--draw` chooses.",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make new servers of this process those that ``--postgres`` names."""
@@ -97,6 +105,8 @@ def pytest_collection_modifyitems(
     yield
     if (number := config.getoption("--draw")) != "all":
         _keep(config, items, _drawn(items, number))
+        if (turns := config.getoption("--turns")) > 1:
+            _keep(config, items, _in_turn(items, turns, int(number)))
     if config.getoption("--explore"):
         _keep(config, items, [item for item in items if _is_property(item)])
     elif (drawn := config.getoption("--sample")) is not None:
@@ -125,6 +135,27 @@ def _drawn(items: Iterable[pytest.Item], number: str) -> Iterator[pytest.Item]:
         lot, count = Random(f"{number} {name}"), min(marker.args[0], len(many))
         bounds = [len(many) * part // count for part in range(count + 1)]
         yield from (many[lot.randrange(*part)] for part in pairwise(bounds))
+
+
+def _in_turn(items: list[pytest.Item], turns: int, number: int) -> Iterator[pytest.Item]:
+    """Yield ``items``, but of the stories only those of the files whose turn ``number`` chooses.
+
+    Each of the ``turns`` takes about as long as the others.
+    """
+    stories = [item for item in items if _is_story(item)]
+    seconds = _seconds_by_file(stories)
+    parts: list[list[Path]] = [[] for _ in range(turns)]
+    for file in sorted(seconds, key=lambda file: (-seconds[file], file)):
+        min(parts, key=lambda part: sum(seconds[each] for each in part)).append(file)
+    chosen = set(parts[number % turns])
+    for item in items:
+        if item.path in chosen or not _is_story(item):
+            yield item
+
+
+def _is_story(item: pytest.Item) -> bool:
+    """Whether `make test` leaves the test to `make test-all`."""
+    return any(item.get_closest_marker(mark) is not None for mark in ("full", "slow"))
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest.Item]) -> None:
@@ -182,16 +213,21 @@ def _put_in_order(items: list[pytest.Item]) -> None:
 
     Those that wait are spread evenly among the busy ones, so that the cores are used well.
     """
-    seconds: dict[Path, float] = {}
-    for item in items:
-        seconds[item.path] = seconds.get(item.path, 0.0) + _seconds(item)
-    seconds |= {_HERE / name: known for name, known in _LONG.items() if _HERE / name in seconds}
+    seconds = _seconds_by_file(items)
     turns: dict[Path, float] = {}
     for waits in (False, True):
         of_these = [file for file in seconds if (_folder(file) in _WAITING) is waits]
         of_these.sort(key=lambda file: -seconds[file])
         turns |= {file: turn / len(of_these) for turn, file in enumerate(of_these)}
     items.sort(key=lambda item: turns[item.path])
+
+
+def _seconds_by_file(items: Iterable[pytest.Item]) -> dict[Path, float]:
+    """About how long the files of ``items`` take."""
+    seconds: dict[Path, float] = {}
+    for item in items:
+        seconds[item.path] = seconds.get(item.path, 0.0) + _seconds(item)
+    return seconds | {_HERE / name: known for name, known in _LONG.items() if _HERE / name in seconds}
 
 
 def _seconds(item: pytest.Item) -> float:

@@ -37,6 +37,7 @@ print(json.dumps({name: chosen(options) for name, options in json.loads(sys.argv
 """
 
 _FEW, _MANY = (*STORIES, WITHOUT_SERVER), (MANY,)
+_TURNS = 3
 CHOICES = {
     "every": ("-m", "not huge", *_FEW),
     "quick": ("-m", QUICK, *_FEW),
@@ -44,6 +45,18 @@ CHOICES = {
     "sample again": ("--sample", "5:1", *_FEW),
     "all draws": ("--draw", "all", *_MANY),
     "draws": _MANY,
+    **{
+        f"turn {number}": (
+            "-m",
+            "not crash and not huge",
+            "--turns",
+            str(_TURNS),
+            "--draw",
+            str(number),
+            *_FEW,
+        )
+        for number in range(_TURNS)
+    },
     **{f"draws {number}": ("--draw", str(number), *_MANY) for number in range(4)},
 }
 
@@ -87,6 +100,17 @@ def test_of_many_draws_a_few_are_run_others_by_another_number_and_all_where_all_
     assert len(every) == 10 and all(len(each) == 3 and each < set(every) for each in draws)
     assert len(set.union(*draws)) > 5
     assert set(chosen["draws"]) == draws[0]
+
+
+def test_stories_on_real_servers_take_turns_and_what_is_quick_is_always_run(
+    chosen: dict[str, list[str]],
+) -> None:
+    every, turns = chosen["every"], [chosen[f"turn {number}"] for number in range(_TURNS)]
+    assert set.union(*map(set, turns)) == set(every)
+    for file in STORIES:
+        quick, whole = of(file, chosen["quick"]), of(file, every)
+        assert sorted((of(file, turn) for turn in turns), key=len) == [quick, quick, whole]
+    assert all(of(WITHOUT_SERVER, turn) == of(WITHOUT_SERVER, every) for turn in turns)
 
 
 def test_every_crash_test_is_one_of_those_that_make_runs() -> None:
