@@ -194,14 +194,14 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
         document = status_document()
     except IngestError as error:
         return [Problem("home", error.problem, error.fix, broken=True)], False
-    running = bool(document["platform"]["running"])
+    platform = document["platform"]
+    running = bool(platform["running"]) and not platform["daemon_hangs"]
     found = [each for each in problems(document) if not _has_other_alarms(each)]
     if not running:
         found += _of_slots(home, settings)
-        if expect_running:
-            found.append(
-                Problem("platform", "the platform does not run", "omnisupport-ingest up", broken=True)
-            )
+        if expect_running and not platform["running"]:
+            fix = "omnisupport-ingest up, or the services that you run instead"
+            found.append(Problem("platform", "the platform does not run", fix, broken=True))
     return found, running
 
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from omnisupport_ingest.runtime.service_logs import Entries, Follower, ServiceLog
 
 _LOOK_SECONDS = 0.5
+_ELSEWHERE = (
+    "Services that are started one by one (`serve`, `capture`) log to whoever starts them: "
+    "`journalctl --unit 'omnisupport-*'`, `docker compose logs`, or `kubectl logs omnisupport-0 "
+    "--all-containers`."
+)
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
 
 
@@ -74,13 +79,13 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool, as
     names = sorted(log.component for log in all_logs)
     for name in components:
         if name not in names:
-            listed = f"There are: {', '.join(names)}." if names else "There are no logs yet."
+            listed = f"There are: {', '.join(names)}." if names else f"There are no logs yet. {_ELSEWHERE}"
             raise click.UsageError(f"There is no log of a component {name!r}. {listed}")
     if not all_logs:
         say_err(
             f"There are no logs in {home.path / 'logs'} yet. The services of "
             "`omnisupport-ingest up` and `omnisupport-ingest demo` write them, and the runs of `sync` and "
-            "`materialize`."
+            f"`materialize`. {_ELSEWHERE}"
         )
     chosen = [log for log in all_logs if not components or log.component in components]
     width = max((len(log.component) for log in chosen), default=0)

@@ -125,6 +125,11 @@ def _gap(source: dict[str, Any]) -> float:
 METRICS: tuple[Metric, ...] = (
     _home("broken", "1 if `status` says BROKEN.", lambda home: float(home["health"]["level"] == "broken")),
     _home(
+        "running",
+        "1 while the daemon that takes landing into the lake runs and gives heartbeats.",
+        lambda home: float(home["platform"]["running"] and not home["platform"]["daemon_hangs"]),
+    ),
+    _home(
         "reasons",
         "Things that `status` warns of, or calls broken.",
         lambda home: len(home["health"]["reasons"]),
@@ -145,6 +150,11 @@ METRICS: tuple[Metric, ...] = (
         "capture_failed",
         "1 if the capture of a log has failed.",
         lambda log: float(log["capture"] == "FAILED"),
+    ),
+    _log(
+        "capture_running",
+        "1 while capture of a log runs, or a person has paused it.",
+        lambda log: float(log["capture"] in ("RUNNING", "PAUSED")),
     ),
     _log(
         "slot_retained_bytes",
@@ -318,8 +328,8 @@ loopback alone; `serve metrics` does for services that are started one by one. B
 `deploy/prometheus-alerts.yaml` has alerts on red checks, failed runs, tables that are behind or differ, slots
 and the disk, each with the command that helps: name it under `rule_files`, and change its limits.
 
-All are gauges. `{PREFIX}up` is 1 if the home can be looked at; an alarm on its absence also tells that `up`
-itself does not run.
+All are gauges. `{PREFIX}up` is 1 if the home can be looked at, `{PREFIX}running` is 1 if something is taken
+in, too; its absence tells that whoever serves the metrics does not run.
 
 | metric | labels | what it is |
 |---|---|---|

@@ -27,7 +27,7 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.cli.status_health import SCARCE_BYTES
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.runtime.home_lock import holder
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, holder
 from omnisupport_ingest.runtime.ports import LOOPBACK
 from omnisupport_ingest.runtime.recorded_runs import daemon_seen
 from omnisupport_ingest.runtime.running import seconds_since_beat
@@ -143,8 +143,11 @@ def daemon_hangs(home: Home, settings: Settings) -> bool:
 
     If the records cannot be read, the result is False: restarting the daemon would not help.
     """
-    held_by, seen = holder(home), daemon_seen(home.path / "dagster", settings.dagster_pg_url)
-    if held_by is None or held_by.since is None or seen is None:
+    held_by = holder(home)
+    if held_by is None or held_by.command not in (UP, DAEMON_HOLDS) or held_by.since is None:
+        return False
+    seen = daemon_seen(home.path / "dagster", settings.dagster_pg_url)
+    if seen is None:
         return False
     return (datetime.now(UTC) - max(seen, held_by.since)).total_seconds() > _HEARTBEAT_SECONDS
 

@@ -113,7 +113,7 @@ class Problem:
     broken: bool = False
 
 
-SLOT, CHECK, SCHEMA, LEFT_OUT = "slot", "check", "schema", "left out"
+SLOT, CHECK, SCHEMA, LEFT_OUT, DAEMON = "slot", "check", "schema", "left out", "daemon"
 """First words of kinds: a threat to a slot, a failed check, a schema change, and a table that capture does
 not follow."""
 
@@ -211,6 +211,9 @@ def _of_sources(document: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _of_platform(platform: dict[str, Any]) -> Iterator[Problem]:
+    if platform.get("daemon_hangs"):
+        says = "Dagster's daemon gives no heartbeat, so nothing is taken into the lake"
+        yield Problem(DAEMON, says, "stop `up` (or the service `daemon`) and start it again", broken=True)
     for check in platform["checks"]["failed"] if platform["checks"] else ():
         name = f"{check['asset']}:{check['check']}"
         yield Problem(f"{CHECK} {name}", f"{name}: {check['said'] or 'no message'}", _CHECKS_NAMED)

@@ -29,6 +29,7 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
 
     Only checks of the tables of ``contracts`` are included; all if it is None (they cannot be read).
     """
+    from omnisupport_ingest.cli.probes import daemon_hangs
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.ports import LOOPBACK
     from omnisupport_ingest.runtime.recorded_runs import recorded
@@ -43,9 +44,11 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
     sensors = sensors_seen(port) if port else None
     if sensors is None and known is not None:
         sensors = known.sensors
+    # Testing a lock that does not exist would create its file.
+    running = (run_folder / "supervisor.lock").exists() and in_use(home)
     return {
-        # Testing a lock that does not exist would create its file.
-        "running": (run_folder / "supervisor.lock").exists() and in_use(home),
+        "running": running,
+        "daemon_hangs": running and daemon_hangs(home, settings),
         "services": running_services(run_folder),
         "ui": f"http://{LOOPBACK}:{port}" if port else None,
         "sensors": None if sensors is None else [plain(asdict(each)) for each in sensors],

@@ -249,8 +249,11 @@ def _recorded(path: Path, packaged: Path, home: Path) -> str:
 def _binding(home: Path) -> InForce | None:
     """Return the record of a home in which an epoch has begun, else None. One begins before the first batch
     lands."""
-    record = _read(home)
-    return record if any((home / "landing").glob("*/epochs/*.json")) else None
+    return _read(home) if _has_epochs(home) else None
+
+
+def _has_epochs(home: Path) -> bool:
+    return any((home / "landing").glob("*/epochs/*.json"))
 
 
 def _read(home: Path) -> InForce | None:
@@ -302,12 +305,15 @@ def _tables(contracts: Contracts) -> frozenset[str]:
 
 def _source_of(settings: Settings, home: Path) -> str:
     try:
-        record, bound = _read(home), _binding(home)
+        record = _read(home)
     except IngestError:
         return settings.source
-    if bound is not None and bound.source is not None:
-        return bound.source
-    made_before = record is None and (home / "home.json").exists()
+    in_use = _has_epochs(home)
+    if in_use and record is not None and record.source is not None:
+        return record.source
+    # A home that is only just being made has no record yet either: the services that start with it must all
+    # take the name of the database.
+    made_before = record is None and in_use
     if settings.source_dsn is None or made_before:
         return settings.source
     return _name_of_database(settings.source_dsn.get_secret_value())

@@ -142,7 +142,8 @@ def test_a_timer_tells_that_the_platform_does_not_run_and_of_the_quarantine(
     found = document(alarms, "--expect-running")
     assert found["sent"] is True
     (problem,) = json.loads(told.read_text())["problems"]
-    assert (problem["problem"], problem["fix"]) == ("the platform does not run", "omnisupport-ingest up")
+    assert problem["problem"] == "the platform does not run"
+    assert problem["fix"].startswith("omnisupport-ingest up, or")
     told.unlink()
     assert document(alarms, "--expect-running")["sent"] is False
     assert not told.exists()

@@ -231,12 +231,23 @@ def test_a_home_keeps_the_name_of_its_source(tmp_path: Path, monkeypatch: pytest
 def test_a_home_from_before_keeps_the_name_that_every_source_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Home.open(tmp_path / "home", WindowSize(60))
+    home = Home.open(tmp_path / "home", WindowSize(60))
+    LandingStore(home.landing, "support_desk").begin_epoch("first start", None)
     work_in(tmp_path, tmp_path / "home", monkeypatch)
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=shop")
     assert open_settings().source == "support_desk"
     assert opened_for_writing()
     assert open_settings().source == "support_desk"
+
+
+def test_services_that_begin_with_the_home_take_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them has made the home, and has not recorded yet what is in force."""
+    Home.open(tmp_path / "home", WindowSize(60))
+    work_in(tmp_path, tmp_path / "home", monkeypatch)
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=9 dbname=shop")
+    assert open_settings().source == "shop"
 
 
 def test_a_home_of_the_demo_gets_a_source_of_another_name(

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from omnisupport_ingest.runtime.ports import LOOPBACK, PortTaken, free_port
 from omnisupport_ingest.runtime.running import Beat
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.storage import forget_home
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.cli.sample_home import SampleHome
@@ -230,3 +232,15 @@ def test_a_real_capture_is_attached_until_it_is_stopped(
     finally:
         capture.kill()
         capture.wait()
+
+
+@pytest.mark.parametrize(("holds", "hangs"), [("up", True), ("serve daemon", True), ("sync", False)])
+def test_only_who_has_a_daemon_can_have_one_that_hangs(
+    holds: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that a pass has taken has the heartbeat of an earlier daemon."""
+    home = Home.open(tmp_path / "home", WindowSize(60))
+    monkeypatch.setattr(probes, "daemon_seen", lambda *_: datetime.now(UTC) - timedelta(hours=1))
+    monkeypatch.setattr(probes, "_HEARTBEAT_SECONDS", -1.0)
+    with HomeLock(home, holds):
+        assert probes.daemon_hangs(home, Settings(home=home.path, _env_file=None)) is hangs

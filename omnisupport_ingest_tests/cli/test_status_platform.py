@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from omnisupport_ingest.cli.status_health import _of_platform
 from omnisupport_ingest.cli.status_platform import platform_facts
 
 
@@ -32,3 +33,11 @@ def test_of_a_long_queue_the_rest_is_counted() -> None:
     assert lines[:10] == ["started", *["queued"] * 9]
     assert lines[10:] == ["more that go on (--all)", "succeeded"]
     assert len(told("STARTED", *["QUEUED"] * 40, "SUCCESS", everything=True)) == 42
+
+
+def test_a_daemon_that_hangs_breaks_the_platform() -> None:
+    """Nothing else would tell of it: what it does not take in is not late before the service level is."""
+    nothing = {"checks": None, "failed_runs": None, "sensors": None}
+    assert list(_of_platform({**nothing, "daemon_hangs": False})) == []
+    (found,) = _of_platform({**nothing, "daemon_hangs": True})
+    assert (found.kind, found.broken) == ("daemon", True)
