@@ -15,6 +15,7 @@ from omnisupport_ingest import progress
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.chain import unbroken
 from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.integrity import RECORDS_AGAIN
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
@@ -75,6 +76,7 @@ def check_landing(store: LandingStore, expected: Callable[[LandedPart], bool] = 
     epochs = _epochs(store, manifests, damage)
     for epoch in sorted({manifest.epoch for manifest in manifests if manifest.stream is not None}):
         damage += _gaps(epoch, manifests, epochs)
+    damage += _offset_gaps(manifests)
     store.look_again()
     return Finding(
         source=store.source,
@@ -126,6 +128,22 @@ def _gaps(epoch: int, manifests: list[Manifest], records: dict[int, EpochRecord]
             return
         yield Damage("chain", gap.before, str(gap), gap.fix)
         remaining, start = remaining[len(accepted) :], None
+
+
+def _offset_gaps(manifests: list[Manifest]) -> Iterator[Damage]:
+    """Yield all offsets of Kafka partitions that lie between two batches and landed in none."""
+    following: dict[tuple[int, str, int], int] = {}
+    for manifest in sorted(manifests, key=lambda each: each.batch_id):
+        for span in (manifest.file.offsets if manifest.file is not None else None) or ():
+            place = manifest.epoch, span.topic, span.partition
+            due = following.get(place, span.start)
+            if span.start > due:
+                problem = (
+                    f"Offsets {due} to {span.start - 1} of partition {span.partition} of the topic "
+                    f"{span.topic} landed in no batch: one before {manifest.batch_id} is missing."
+                )
+                yield Damage("chain", manifest.batch_id, problem, f"{_RESTORE} {RECORDS_AGAIN}")
+            following[place] = span.next
 
 
 def _previous_end(manifest: Manifest) -> int:

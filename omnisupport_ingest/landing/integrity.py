@@ -7,8 +7,14 @@ from pathlib import Path
 
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.manifest import DataFile
-from omnisupport_ingest.landing.names import epoch_in
+from omnisupport_ingest.landing.names import epoch_in, has_offsets
 from omnisupport_ingest.storage import storage_of
+
+RECORDS_AGAIN = (
+    "If there is none, its records are not read again: have the connector read its tables again (an "
+    "incremental snapshot), which sends every row as it is now."
+)
+"""What to do about lost records of Kafka. They may be gone from the cluster, and later ones have landed."""
 
 
 def sha256_of(path: Path) -> str:
@@ -34,14 +40,17 @@ def verify(folder: Path, data_file: DataFile) -> None:
 
 def _damaged(path: Path, data_file: DataFile, problem: str) -> DamagedBatch:
     batch_id = Path(data_file.path).parent.name
+    restore = f"Restore {path} from a backup of the landing folder."
+    problem = f"Data file {path} of batch {batch_id} {problem}."
+    if has_offsets(batch_id):
+        return DamagedBatch(problem, fix=f"{restore} {RECORDS_AGAIN}")
     again = (
         "load its seed manifest again: `omnisupport-ingest manifest load`"
         if epoch_in(batch_id) is None
         else 'begin a new epoch: `omnisupport-ingest capture --new-epoch "what happened"`'
     )
     return DamagedBatch(
-        f"Data file {path} of batch {batch_id} {problem}.",
-        fix=f"Restore {path} from a backup of the landing folder. If there is none, stop the platform, "
-        f"move manifests/{batch_id}.json out of the landing folder, so that the batch counts as missing, "
-        f"and {again}.",
+        problem,
+        fix=f"{restore} If there is none, stop the platform, move manifests/{batch_id}.json out of the "
+        f"landing folder, so that the batch counts as missing, and {again}.",
     )

@@ -15,6 +15,7 @@ from omnisupport_ingest.position import Lsn
 
 _SAFE = re.compile(r"[A-Za-z0-9_.]{1,80}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.]")
+_OF_KAFKA = re.compile(r"e[0-9]{6,9}-k-")
 _IN_EPOCH = re.compile(r"e([0-9]{6,9})-[rs]-")
 
 
@@ -83,6 +84,11 @@ def epoch_in(batch_id: str) -> int | None:
     """Return the epoch in the name of a stream batch or chunk; None for other batches."""
     match = _IN_EPOCH.match(batch_id)
     return int(match.group(1)) if match else None
+
+
+def has_offsets(batch_id: str) -> bool:
+    """Return whether a batch has records of Kafka, by its name."""
+    return _OF_KAFKA.match(batch_id) is not None
 
 
 def _safe(text: str) -> str:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from omnisupport_ingest.landing.damage import check_landing
+from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.manifest import FileSpan, OffsetSpan
+from omnisupport_ingest.landing.names import offsets_batch_id
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest_tests.landing.batches import GRID, NOON, SKEW, event, land
 
 
 def told(store: LandingStore) -> list[tuple[str, str | None]]:
@@ -57,3 +63,29 @@ def test_batches_of_an_epoch_without_a_record_are_told(store: LandingStore) -> N
     chain(store, (100,))
     (damage,) = check_landing(store).damage
     assert (damage.kind, "Epoch 1" in damage.problem) == ("epoch", True)
+
+
+def records(store: LandingStore, *spans: OffsetSpan) -> str:
+    """Land a batch of Kafka records that covers ``spans``; return its name."""
+    name = offsets_batch_id(1, sum(span.start for span in spans))
+    with BatchWriter(store, GRID, 1, name, clock=lambda: NOON) as writer:
+        writer.add(event(1 + spans[0].start))
+        file = FileSpan("0" * 64, "t", "", "lsn", spans)
+        return writer.seal(file=file, confirmed_clock=None, max_clock_skew=SKEW).batch_id
+
+
+def test_offsets_that_landed_in_no_batch_are_named(store: LandingStore) -> None:
+    first = records(store, OffsetSpan("t", 0, 0, 5, 5), OffsetSpan("t", 1, 0, 2, 2))
+    second = records(store, OffsetSpan("t", 0, 5, 9, 4), OffsetSpan("t", 1, 2, 2, 0))
+    accepted = OffsetSpan("t", 0, 9, 20, 3, gone=8, accepted="retention")
+    third = records(store, accepted, OffsetSpan("t", 1, 2, 3, 1))
+    assert told(store) == []
+    (store.folder / "manifests" / f"{second}.json").unlink()
+    assert told(store) == [("chain", third)]
+    (damage,) = (each for each in check_landing(store).damage if each.kind == "chain")
+    assert "Offsets 5 to 8 of partition 0 of the topic t" in damage.problem
+    assert "incremental snapshot" in damage.fix
+    store.path_of(store.read(first).files[0]).unlink()
+    with pytest.raises(DamagedBatch) as lost:
+        store.verify_file(store.read(first).files[0])
+    assert "incremental snapshot" in lost.value.fix and "manifest load" not in lost.value.fix
