@@ -176,11 +176,13 @@ _LONG = {
     "retention/test_superseded_rows.py": 310,
     "runtime/test_cluster_without_home.py": 300,
     "layers/test_deletion_vectors.py": 280,
+    "layers/test_purge.py": 270,
     "sources/postgres/catalog/test_every_schema_change.py": 270,
     "sources/postgres/test_encrypted_at_rest.py": 260,
     "review/test_reviews.py": 240,
     "cli/test_demo.py": 230,
     "layers/test_marking_rows.py": 230,
+    "layers/test_damaged_state.py": 220,
     "layers/test_privacy.py": 230,
     "cdc/test_kernel_fold.py": 220,
     "layers/test_delayed_merge.py": 220,
@@ -190,6 +192,7 @@ _LONG = {
     "sources/debezium/test_story.py": 200,
     "storage/test_story.py": 200,
     "recovery/test_kill.py": 200,
+    "runtime/test_cluster_large.py": 200,
     "storage/test_two_machines.py": 200,
     "layers/test_layers.py": 200,
     "sources/postgres/catalog/test_lost_changes.py": 190,
@@ -204,6 +207,10 @@ _LONG = {
     "sources/postgres/capture/test_parked.py": 160,
     "cli/test_many_slots.py": 150,
     "sources/postgres/session/test_faults_connection.py": 150,
+    "cdc/test_history.py": 120,
+    "targets/test_target.py": 100,
+    "cli/test_sync_query_kafka.py": 100,
+    "cdc/test_fold_properties.py": 100,
 }
 """Files that take longest, in seconds beside others on two busy cores: none must begin near the end."""
 
