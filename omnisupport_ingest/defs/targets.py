@@ -2,11 +2,12 @@
 state has changed.
 
 Ingest runs do not write to targets: a warehouse that does not answer fails only its own run. The sensor
-requests another run every few minutes while the target is not at the version of the lake.
+requests another run every few minutes while the target is not at the version of the lake. It also requests
+one an hour after the last, because only a sync sees that a target was restored, emptied or moved to another
+server.
 """
 
 import time
-from datetime import UTC, datetime
 
 import dagster as dg
 
@@ -20,6 +21,9 @@ from omnisupport_ingest.targets.sync import sync_target
 
 RETRY_SECONDS = 300
 """After this time, another run with the same work is requested."""
+
+LOOK_SECONDS = 3600
+"""This long after its last sync a target is synced again, even if the lake has not changed."""
 
 _INTERVAL_SECONDS = 15
 _VERSION, _TABLE, _TARGET = "delta_version", "table_id", "target"
@@ -45,15 +49,19 @@ def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
         job=job,
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Requests a sync of a target of {source} when its current state has changed.",
+        description=f"Requests a sync of a target of {source} when its current state has changed, and an "
+        "hour after its last sync.",
     )
     def due(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult | dg.SkipReason:
-        found = [_request(context.instance, workspace, contract) for contract in contracts]
+        now = time.time()
+        found = [_request(context.instance, workspace, contract, now) for contract in contracts]
         requests = [each for each in found if each is not None]
         if not requests:
-            return dg.SkipReason("Every target was synced at the version of its current state.")
+            return dg.SkipReason(
+                "Every target was synced within the last hour, at the version of its current state."
+            )
         with failpoint("sensor.answer"):
             return dg.SensorResult(run_requests=requests)
 
@@ -99,7 +107,7 @@ def target_asset(contract: TableContract) -> dg.AssetsDefinition:
 
 
 def _request(
-    instance: dg.DagsterInstance, workspace: Workspace, contract: TableContract
+    instance: dg.DagsterInstance, workspace: Workspace, contract: TableContract, now: float
 ) -> dg.RunRequest | None:
     snapshot = workspace.dimension(contract).look()
     if snapshot is None:
@@ -110,9 +118,10 @@ def _request(
     metadata = done.metadata if done is not None else {}
     synced = [metadata[name].value if name in metadata else None for name in (_VERSION, _TABLE, _TARGET)]
     target = _target(contract)
-    if synced == [snapshot.version, snapshot.table_id, target]:
+    looked_at = event is not None and now < event.timestamp + LOOK_SECONDS
+    if looked_at and synced == [snapshot.version, snapshot.table_id, target]:
         return None
-    attempt = int(datetime.now(UTC).timestamp()) // RETRY_SECONDS
+    attempt = int(now) // RETRY_SECONDS
     return dg.RunRequest(
         run_key=f"{'/'.join(key.path)}/{target}/{snapshot.table_id}/{snapshot.version}/{attempt}",
         asset_selection=[key],

@@ -98,10 +98,21 @@ def missing_columns(
                 f"The column {each.name} of the target {schema}.{table} is {live_type}, and the contract "
                 f"makes it {each.pg_type}.",
                 fix=f"Run there: ALTER TABLE {name} ALTER COLUMN {column} TYPE {each.pg_type} "
-                f"USING {column}::{each.pg_type};  -- then sync again. Or, to have it all sent anew: "
-                f"DROP TABLE {name};",
+                f"USING {_converted(column, live_type, each.pg_type)};  -- then sync again, which sends "
+                f"every row. Or, to begin anew: DROP TABLE {name};",
             )
     return [each for each in columns if each.name not in live_types]
+
+
+def _converted(column: str, former: str, pg_type: str) -> str:
+    """Return SQL that makes a value of ``former`` one of ``pg_type``, whatever the session's TimeZone is."""
+    zoned = [name.startswith("timestamp") and name.endswith(" with time zone") for name in (former, pg_type)]
+    dated = [name == "date" or name.startswith("timestamp") for name in (former, pg_type)]
+    if all(dated) and zoned == [True, False]:
+        return f"({column} AT TIME ZONE 'UTC')::{pg_type}"
+    if all(dated) and zoned == [False, True]:
+        return f"{column}::timestamp without time zone AT TIME ZONE 'UTC'"
+    return f"{column}::{pg_type}"
 
 
 def copy_line(columns: Sequence[TargetColumn]) -> str:

@@ -14,6 +14,7 @@ one that the target names: an older one is refused (``TargetAhead``). The lake s
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from omnisupport_ingest.contracts.model import TableContract, TargetPolicy
 from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import scratch_folder
@@ -45,18 +45,11 @@ from omnisupport_ingest.targets.columns import (
     target_columns,
 )
 from omnisupport_ingest.targets.lake_rows import CurrentState, Difference, entry_of
+from omnisupport_ingest.targets.note import SyncRecord, commit_note, prepare_notes, read_note
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-NOTES = "_omnisupport_targets"
-"""The table, in the schema of a target, that records which version of the lake each target has."""
-
-_NOTE_COLUMNS = (
-    "table_name text PRIMARY KEY, source text NOT NULL, contract text NOT NULL, table_id text NOT NULL,"
-    " delta_version bigint NOT NULL, entry text NOT NULL, position text NOT NULL,"
-    " watermark timestamp with time zone, synced_at timestamp with time zone NOT NULL"
-)
 _SCRATCH = "target-"
 _BLOCK_BYTES = 1024 * 1024
 
@@ -87,20 +80,6 @@ class TargetAhead(IngestError):
     """
 
     exit_code = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SyncRecord:
-    """What a target records of its last sync: the version of the dimension, and its position."""
-
-    table_id: str
-    version: int
-    entry: str
-    position: str
-    watermark: datetime | None
-    synced_at: datetime
-    source: str
-    contract: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +137,7 @@ def sync_target(
     policy = _policy(contract)
     CurrentState.of(workspace, contract)
     with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
+        prepare_notes(connection, policy)
         return _Sync(workspace, contract, policy, connection).run(compare=compare, anew=anew)
 
 
@@ -169,15 +149,19 @@ def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
         state = CurrentState.of(workspace, contract)
         with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
             with connection.cursor() as cursor:
-                synced = _sync_record(cursor, policy)
+                synced = read_note(cursor, policy)
+                emptied = synced is not None and _lacks_all(cursor, policy, state)
             connection.rollback()
     except IngestError as error:
         return TargetLag(table, name, problem=error.problem, fix=error.fix)
+    every = sum(file.rows for file in state.snapshot.all_files())
     if synced is None:
-        return TargetLag(table, name, rows=sum(file.rows for file in state.snapshot.all_files()))
+        return TargetLag(table, name, rows=every)
     since = _since(state, synced)
     rows = None
-    if since is not None:
+    if emptied or synced.is_retyped(target_columns(contract)):
+        rows = every
+    elif since is not None:
         with (
             scratch_folder(workspace.home.run, _SCRATCH) as scratch,
             Difference(contract, *since, scratch) as difference,
@@ -210,47 +194,45 @@ class _Sync:
             # Two syncs of one target run one after the other, so the second sees what the first has done.
             lock = literal(f"omnisupport {self._policy.schema}.{self._policy.table}")
             cursor.execute(f"SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0))")
-            synced = _sync_record(cursor, self._policy)
+            synced = read_note(cursor, self._policy)
             # Opened under the lock: nobody has written a later version.
             state = CurrentState.of(self._workspace, self._contract)
             self._refuse_shared(synced)
             new, added = self._shape(cursor, synced)
             if synced is not None and not anew:
                 self._refuse_older(state, synced)
-            since = None if synced is None or new or added or compare or anew else _since(state, synced)
-            if since == ((), ()) and synced is not None and synced.version == state.snapshot.version:
-                self._connection.rollback()
-                return self._done(state, (0, 0, 0), whole=False)
+            again = bool(added) or (synced is not None and synced.is_retyped(self._columns))
+            since = None
+            if synced is not None and not (new or again or compare or anew):
+                since = None if _lacks_all(cursor, self._policy, state) else _since(state, synced)
+                # The note of an older program has no types, so it is written anew.
+                noted = synced.version == state.snapshot.version and synced.types is not None
+                if since == ((), ()) and noted:
+                    self._connection.rollback()
+                    return self._done(state, (0, 0, 0), whole=False)
             came: Any = state.files
             before: Any = ()
             if since is not None:
                 came, before = since
             elif not new:
                 before = self._of_target(cursor, scratch)
-            with Difference(self._contract, came, before, scratch, again=bool(added)) as difference:
+            with Difference(self._contract, came, before, scratch, again=again) as difference:
                 if since is None and synced is not None and not anew:
                     self._refuse_behind(state, synced, difference)
-                counts = self._merge(cursor, difference, again=bool(added))
+                counts = self._merge(cursor, difference, again=again)
             self._commit(cursor, state)
             return self._done(state, counts, whole=since is None, added=added)
 
     def _shape(self, cursor: Any, synced: SyncRecord | None) -> tuple[bool, tuple[str, ...]]:
         """Create the table or add columns; return whether it is new, and the columns it got."""
         policy = self._policy
-        cursor.execute(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(policy.schema)}")
-        if cursor.fetchone() is None:
-            # No failpoint: inside the transaction of the target, whose commit target.commit stands around.
-            cursor.execute(f"CREATE SCHEMA {identifier(policy.schema)}")
-        notes = qualified(policy.schema, NOTES)
-        cursor.execute(f"SELECT to_regclass({literal(notes)})")
-        if cursor.fetchone()[0] is None:
-            cursor.execute(f"CREATE TABLE IF NOT EXISTS {notes} ({_NOTE_COLUMNS})")
         cursor.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid ="
             f" to_regclass({literal(self._name)}) AND attnum > 0 AND NOT attisdropped"
         )
         there = dict(cursor.fetchall())
         if not there:
+            # No failpoint: inside the transaction of the target, whose commit target.commit stands around.
             cursor.execute(create_sql(policy.schema, policy.table, self._columns))
             return True, ()
         if synced is None:
@@ -336,26 +318,8 @@ class _Sync:
         return cursor.rowcount, taken_back, deleted
 
     def _commit(self, cursor: Any, state: CurrentState) -> None:
-        policy, contract = self._policy, self._contract
-        with failpoint("target.commit", f"{policy.schema}.{policy.table}"):
-            cursor.execute(
-                f"INSERT INTO {qualified(policy.schema, NOTES)} AS t VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
-                " now()) ON CONFLICT (table_name) DO UPDATE SET (source, contract, table_id, delta_version,"
-                " entry, position, watermark, synced_at) = ROW (excluded.source, excluded.contract,"
-                " excluded.table_id, excluded.delta_version, excluded.entry, excluded.position,"
-                " excluded.watermark, excluded.synced_at)",
-                (
-                    policy.table,
-                    contract.source,
-                    contract.name,
-                    state.snapshot.table_id,
-                    state.snapshot.version,
-                    state.entry,
-                    state.position,
-                    state.watermark,
-                ),
-            )
-            self._connection.commit()
+        types = {column.name: column.pg_type for column in self._columns}
+        commit_note(cursor, self._contract, self._policy, state, types)
 
     def _done(
         self,
@@ -387,23 +351,10 @@ def _since(
     return state.since(synced.version)
 
 
-def _sync_record(cursor: Any, policy: TargetPolicy) -> SyncRecord | None:
-    """Return what the target records of its last sync; None if it records nothing."""
-    notes = qualified(policy.schema, NOTES)
-    cursor.execute(f"SELECT to_regclass({literal(notes)}), to_regclass({literal(_table(policy))})")
-    if None in cursor.fetchone():
-        return None
-    cursor.execute(
-        f"SELECT table_id, delta_version, entry, position, watermark, synced_at, source, contract"
-        f" FROM {notes}"
-        f" WHERE table_name = {literal(policy.table)}"
-    )
-    row = cursor.fetchone()
-    return None if row is None else SyncRecord(*row)
-
-
-def _table(policy: TargetPolicy) -> str:
-    return qualified(policy.schema, policy.table)
+def _lacks_all(cursor: Any, policy: TargetPolicy, state: CurrentState) -> bool:
+    """Return whether the target has no row while the lake has some: somebody has emptied it."""
+    cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {qualified(policy.schema, policy.table)})")
+    return not cursor.fetchone()[0] and any(file.rows for file in state.files)
 
 
 class _Stream:
@@ -501,10 +452,34 @@ def _errors(contract: TableContract, policy: TargetPolicy) -> Iterator[None]:
             fix="Start it again if it is down, or act on its message; the next sync begins anew.",
         ) from None
     except psycopg2.Error as error:
-        column = getattr(error.diag, "column_name", None)
-        raise TargetRefused(
+        column = getattr(error.diag, "column_name", None) or _column_read(error, contract)
+        problem = (
             f"The target {name} refuses rows of {contract.source}.{contract.name}: {type(error).__name__} "
-            f"({error.pgcode}{', column ' + column if column else ''}).",
+            f"({error.pgcode}{', column ' + column if column else ''})."
+        )
+        if isinstance(error, psycopg2.DataError) and column:
+            raise TargetRefused(
+                problem,
+                fix=f"The type of {column} there does not take a value that the lake has: the log of its "
+                "server shows which. Correct that value at the source, then sync again.",
+            ) from None
+        raise TargetRefused(
+            problem,
             fix="Its log has the statement. A column added there by hand must take NULL, and a constraint "
             "or trigger there must take every row of the current state.",
         ) from None
+
+
+def _column_read(error: psycopg2.Error, contract: TableContract) -> str | None:
+    """Return the column that COPY was reading; None if the server does not say.
+
+    Its context is ``COPY coming, line 3, column NAME: "VALUE"``, in the language of the server. Only a name
+    that we know is returned, so never the value.
+    """
+    names = sorted((re.escape(each.name) for each in target_columns(contract)), key=len, reverse=True)
+    found = re.search(
+        rf"^COPY coming\W+\w*\W*\d+, \w+ ({'|'.join(names)})(?=\W|$)",
+        getattr(error.diag, "context", None) or "",
+        re.MULTILINE,
+    )
+    return found and found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import dagster as dg
@@ -11,11 +12,12 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.targets import _request
+from omnisupport_ingest.defs.targets import LOOK_SECONDS, RETRY_SECONDS, _request
 from omnisupport_ingest.targets.sync import sync_target
 from omnisupport_ingest_tests.layers.story import SECOND, SOURCE, Story
 from omnisupport_ingest_tests.layers.test_layers import run
 from omnisupport_ingest_tests.targets.test_target import ENV, UPDATE, Warehouse, story, warehouse
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 __all__ = ["story", "warehouse"]
 
@@ -65,8 +67,8 @@ def test_the_sensor_asks_for_another_target_and_for_a_table_that_was_made_anew(
     synced = sync_target(story.workspace, story.contract)
     with dg.DagsterInstance.ephemeral() as instance:
 
-        def asked(contract: TableContract) -> dg.RunRequest | None:
-            return _request(instance, story.workspace, contract)
+        def asked(contract: TableContract, later: float = 0) -> dg.RunRequest | None:
+            return _request(instance, story.workspace, contract, time.time() + later)
 
         def says(**told: object) -> None:
             metadata = {name: dg.MetadataValue.text(str(value)) for name, value in told.items()}
@@ -76,6 +78,10 @@ def test_the_sensor_asks_for_another_target_and_for_a_table_that_was_made_anew(
         target = f"{ENV} {warehouse.schema}.notes"
         says(table_id=synced.table_id, target=target)
         assert asked(story.contract) is None
+        # Only a sync sees what somebody did to the target, so one is asked for every hour.
+        assert asked(story.contract, LOOK_SECONDS - PATIENCE) is None
+        looks = [asked(story.contract, LOOK_SECONDS + late) for late in (1, 1 + RETRY_SECONDS)]
+        assert len({each.run_key for each in looks if each is not None}) == 2
         policy = story.contract.target
         assert policy is not None
         elsewhere = asked(replace(story.contract, target=replace(policy, table="other")))
