@@ -36,6 +36,7 @@ from omnisupport_ingest.sources.kafka.offsets import (
     landed_offsets,
     out_of_range,
 )
+from omnisupport_ingest.sources.kafka.partition_errors import stops_alone
 from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
 
 if TYPE_CHECKING:
@@ -214,6 +215,8 @@ class _Sync:
     # ---- What comes
 
     def _take(self, messages: Sequence[Message]) -> None:
+        """Take what the client has delivered. Nothing else may take records from the client: an offset that
+        is not delivered counts as one without a record."""
         if messages:
             self._heard = time.monotonic()
         for message in messages:
@@ -244,10 +247,10 @@ class _Sync:
         elif code in (Codes._AUTO_OFFSET_RESET, Codes.OFFSET_OUT_OF_RANGE):
             held = self._cluster.now(of.held)
             self._stop(held.place, out_of_range(self._source, held, of.span))
-        elif code in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC, Codes._UNKNOWN_PARTITION):
-            self._stop(of.held.place, self._cluster.unreachable(error))
+        elif (fault := stops_alone(self._source, of.held.place, error)) is not None:
+            self._stop(of.held.place, fault)
         else:
-            raise self._cluster.unreachable(error)
+            raise self._cluster.unreachable(f"{of.held.topic}[{of.held.partition}]: {error.str()}")
 
     def _stop(self, place: Partition, fault: IngestError) -> None:
         """Read no more of ``place``. What was read of it before still lands."""

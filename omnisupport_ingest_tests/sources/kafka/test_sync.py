@@ -37,16 +37,6 @@ from omnisupport_ingest_tests.waiting import until
 MADE_ANEW = Ways(new_epoch="topic made anew")
 
 
-@pytest.fixture
-def prefix() -> str:
-    return f"t{uuid.uuid4().hex[:8]}."
-
-
-@pytest.fixture
-def reader(broker: Broker, prefix: str, tmp_path: Path) -> Reader:
-    return Reader(tmp_path, broker.address, prefix)
-
-
 def test_topics_by_pattern_land_and_reading_goes_on_behind_them(
     broker: Broker, prefix: str, reader: Reader
 ) -> None:
@@ -208,15 +198,6 @@ def test_rows_without_a_position_are_ordered_by_their_offsets(
         ("toasty", "u", 0),
     ]
     assert len({(row["commit_lsn"], row["ordinal"]) for row in rows}) == 4, "each a position of its own"
-
-
-@pytest.fixture
-def one_partition(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The cluster says that topics have one partition, until this is undone: the broker of the tests
-    cannot add any."""
-    whole = Cluster.held
-    monkeypatch.setattr(Cluster, "held", lambda self: [each for each in whole(self) if each.partition == 0])
-    return monkeypatch
 
 
 def test_what_arrival_cannot_order_is_refused(
