@@ -40,7 +40,7 @@ def stops_alone(source: str, place: Partition, error: KafkaError) -> IngestError
     if code in (Codes._BAD_COMPRESSION, Codes._NOT_IMPLEMENTED, Codes._BAD_MSG, Codes.INVALID_MSG):
         return KafkaRefused(
             f"{where} has records that this client cannot decode ({told}).",
-            fix="Read them with another client (kafka-console-consumer). If that works, have the producer use "
-            "another compression (compression.type); else the broker's copy is damaged.",
+            fix="Read them with another client (kafka-console-consumer). If that works, have the producer "
+            "use another compression (compression.type); else the broker's copy is damaged.",
         )
     return None

@@ -27,7 +27,7 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Held,
     Partition,
     Ways,
-    going_on,
+    all_going_on,
     landed_offsets,
     landed_times,
 )
@@ -133,12 +133,8 @@ def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path)
     landed: dict[Partition, OffsetSpan] = {}
     if (landing / definition.name).is_dir():
         landed = landed_offsets(LandingStore(landing, definition.name))
-    found: list[Finding] = []
-    for each in held:
-        try:
-            going_on(definition.name, each, landed.get(each.place), UNDECIDED)
-        except IngestError as fault:
-            found.append(Finding("offsets", fault.problem, fault.fix))
+    faults = all_going_on(definition.name, held, landed, UNDECIDED).faults
+    found = [Finding("offsets", fault.problem, fault.fix) for fault in faults]
     if any(each.topic_id is None for each in held):
         problem = (
             "The cluster does not tell ids of topics: one that is deleted and made anew is known only "

@@ -32,9 +32,10 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Held,
     Partition,
     Ways,
-    going_on,
+    all_going_on,
     landed_offsets,
     out_of_range,
+    replaced_topics,
 )
 from omnisupport_ingest.sources.kafka.partition_errors import stops_alone
 from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
@@ -57,7 +58,7 @@ class KafkaReport:
 
     ``finished``: every partition was read to its end. ``odd``: number of records that cannot be read and wait
     in quarantine; ``first_odd``: place, offset and fault of the first. ``faults``: why partitions have
-    stopped. ``missing``: topics that have landed records and that the cluster no longer has.
+    stopped, or a new epoch was not begun. ``missing``: topics that have landed records and that the cluster no longer has.
     """
 
     source: str
@@ -154,23 +155,25 @@ class _Sync:
             self._land()
             raise
         self._land()
+        if self._report.finished and self._into.ways.new_epoch and not self._report.batches:
+            self._report.faults.append(self._nothing_begun())
         return self._report
 
     def _assign(self, held: Sequence[Held]) -> None:
         from confluent_kafka import TopicPartition
 
         self._check_ids(held)
-        if self._inlet.handling.order == BY_ARRIVAL:
-            self._check_arrival(held)
+        told_anew = self._check_arrival(held) if self._inlet.handling.order == BY_ARRIVAL else ()
+        found = all_going_on(self._source, held, self._landed, self._into.ways, told_anew)
+        self._report.faults = found.faults
         for each in held:
-            try:
-                span = going_on(self._source, each, self._landed.get(each.place), self._into.ways)
-            except IngestError as fault:
-                self._add_fault(fault)
-                continue
-            self._open[each.place] = _Open(each, span, span.next)
+            if each.place in found.spans:
+                span = found.spans[each.place]
+                self._open[each.place] = _Open(each, span, span.next)
         there = {each.topic for each in held}
         self._report.missing = sorted({topic for topic, _ in self._landed} - there)
+        # A topic that was replaced may have fewer partitions; the others have nothing to do with it.
+        self._landed = {place: span for place, span in self._landed.items() if place[0] not in found.anew}
         self._cluster.consumer.assign(
             [TopicPartition(*place, each.next) for place, each in self._open.items()]
         )
@@ -185,22 +188,31 @@ class _Sync:
                     f"it does not tell the id of the topic {each.topic}, which was {known[each.topic]}"
                 )
 
-    def _check_arrival(self, held: Sequence[Held]) -> None:
+    def _check_arrival(self, held: Sequence[Held]) -> set[str]:
         """Refuse topics whose records have no order by arrival: two topics of one table, or a new partition,
-        to which a key may have moved."""
-        known = {topic: each.topic_id for (topic, _), each in self._landed.items()}
+        to which a key may have moved.
+
+        Returns the topics whose new partitions a person explains by a new epoch: they were made anew, and no
+        id can show it.
+        """
+        told_anew: set[str] = set()
+        known = {topic for topic, _ in self._landed}
+        with_id = {topic for (topic, _), each in self._landed.items() if each.topic_id}
+        replaced = replaced_topics(held, self._landed)
         of_table: dict[TableName, str] = {}
         for each in held:
-            same = each.topic in known and known[each.topic] in (None, each.topic_id)
+            same = each.topic in known and each.topic not in replaced
             if same and each.place not in self._landed:
-                raise KafkaRefused(
-                    f"The topic {each.topic} has a partition {each.partition} that it did not have, and its "
-                    "records are ordered by arrival: a key may have moved there, and nothing says which of "
-                    "its records is later.",
-                    fix="Land it as a new source whose records carry a position or a commit time "
-                    "(events.order position), or make the topic anew with all its partitions, and: "
-                    f'omnisupport-ingest sync {self._source} --new-epoch "partitions added"',
-                )
+                if not self._into.ways.new_epoch or each.topic in with_id:
+                    raise KafkaRefused(
+                        f"The topic {each.topic} has a partition {each.partition} that it did not have, and "
+                        "its records are ordered by arrival: a key may have moved there, and nothing says "
+                        "which of its records is later.",
+                        fix="Land it as a new source whose records carry a position or a commit time "
+                        "(events.order position), or make the topic anew with all its partitions, and: "
+                        f'omnisupport-ingest sync {self._source} --new-epoch "partitions added"',
+                    )
+                told_anew.add(each.topic)
             table = self._inlet.handling.table_of(each.topic)
             if table is None:
                 continue
@@ -211,6 +223,7 @@ class _Sync:
                     "their records are ordered by arrival, which two topics have not in common.",
                     fix="Take one of them in (kafka.topics), or map them to two tables (events.tables).",
                 )
+        return told_anew
 
     # ---- What comes
 
@@ -256,15 +269,10 @@ class _Sync:
         """Read no more of ``place``. What was read of it before still lands."""
         from confluent_kafka import TopicPartition
 
-        self._add_fault(fault)
+        self._report.faults.append(fault)
         of = self._open[place]
         of.ended, of.stopped, of.at_end = True, True, False
         self._cluster.consumer.pause([TopicPartition(*place)])
-
-    def _add_fault(self, fault: IngestError) -> None:
-        # That a topic was replaced is reported once, not for each of its partitions.
-        if str(fault) not in map(str, self._report.faults):
-            self._report.faults.append(fault)
 
     def _check_patience(self) -> None:
         waited = time.monotonic() - self._heard
@@ -345,6 +353,14 @@ class _Sync:
         return (
             f"{fault.fix} Or let such records wait in quarantine: events.odd_lines in the definition. What "
             "stands behind it lands then."
+        )
+
+    def _nothing_begun(self) -> KafkaRefused:
+        return KafkaRefused(
+            f"No epoch was begun: the topics of {self._source} hold no record that has not landed, and an "
+            "epoch begins with its first batch.",
+            fix="When a record is there, give it again: omnisupport-ingest sync "
+            f'{self._source} --new-epoch "what happened"',
         )
 
     def _begin(self) -> int:
