@@ -52,7 +52,8 @@ class Cluster:
         self.consumer = make_consumer(source, topics, self._told, on_error=self._note)
 
     def held(self) -> list[Held]:
-        """Return what the cluster holds of every partition of the topics, in order.
+        """Return what the cluster holds of every partition of the topics, in order. To be called before any
+        partition is assigned.
 
         Raises ``KafkaUnreachable``, and ``KafkaRefused`` if the cluster has none of the topics.
         """
@@ -80,6 +81,8 @@ class Cluster:
                 for each, low, end in zip(places, lows, ends, strict=True)
             ]
         except KafkaException as problem:
+            # A callback delivers the cause. No partition is assigned yet, so this call takes no record.
+            self.consumer.poll(0)
             raise self.unreachable(problem.args[0]) from None
         return found
 
@@ -105,11 +108,10 @@ class Cluster:
             raise self.unreachable(problem.args[0]) from None
 
     def unreachable(self, problem: object) -> KafkaUnreachable:
-        """Return the error for a cluster that does not answer as it should."""
+        """Return the error for a cluster that does not answer as it should. Takes no record from the
+        client."""
         code = getattr(problem, "str", None)
         told = [str(code() if callable(code) else problem)]
-        # A callback delivers the cause. If this call consumes a message, the next sync reads it again.
-        self.consumer.poll(0)
         with self._lock:
             if self._problem and self._problem not in told:
                 told.append(self._problem)

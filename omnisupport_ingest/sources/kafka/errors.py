@@ -45,10 +45,12 @@ class TopicReplaced(IngestError):
 
 
 class RecordRefused(IngestError):
-    """A record cannot land, and its partition stops before it. Other partitions go on.
+    """A record cannot land, and its partition stops before it. Other partitions go on, unless the record
+    shows that its connector was set up anew.
 
     Fix: Correct what writes such records, or let them wait in quarantine (``events.odd_lines`` of the
-    definition).
+    definition). If the connector was set up anew, begin an epoch: ``omnisupport-ingest sync NAME --new-epoch
+    "what happened"``.
     """
 
 

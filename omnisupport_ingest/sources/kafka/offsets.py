@@ -2,13 +2,13 @@
 
 Every manifest of an epoch has the offsets of all partitions, so the last one alone says where to continue.
 The offsets of the consumer group are ignored. A new epoch continues where the one before it ended, except for
-topics that were deleted and created again: these are read from their beginning.
+topics that were deleted and created again: all their partitions are read from their beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
@@ -90,28 +90,96 @@ def landed_times(store: LandingStore) -> dict[Partition, datetime]:
     return found
 
 
+@dataclass
+class Continuation:
+    """How all partitions of a source continue. ``spans``: the empty span at which each one does. ``faults``:
+    why others do not. ``anew``: the topics of which all partitions are read from their beginning."""
+
+    spans: dict[Partition, OffsetSpan] = field(default_factory=dict)
+    faults: list[IngestError] = field(default_factory=list)
+    anew: frozenset[str] = frozenset()
+
+    def add_fault(self, fault: IngestError) -> None:
+        """Add ``fault``; that a topic was replaced is reported once, not for each of its partitions."""
+        if str(fault) not in map(str, self.faults):
+            self.faults.append(fault)
+
+
+def all_going_on(
+    source: str,
+    held: Sequence[Held],
+    landed: Mapping[Partition, OffsetSpan],
+    ways: Ways,
+    told_anew: Collection[str] = (),
+) -> Continuation:
+    """Return how the partitions ``held`` continue. A topic that was replaced waits for a new epoch as a
+    whole, and begins in it as a whole.
+
+    ``told_anew``: topics of which a person says that they were made anew, and the cluster cannot.
+    """
+    others, known = replaced_topics(held, landed), {topic for topic, _ in landed}
+    anew = {*others, *told_anew} if ways.new_epoch else set()
+    found = Continuation(anew=frozenset(anew))
+    for each in held:
+        try:
+            if each.topic in anew:
+                found.spans[each.place] = _empty(each, each.low)
+            elif each.topic in others:
+                raise replaced(source, each, others[each.topic])
+            elif each.topic in known and each.place not in landed:
+                # The partition was added to the topic, so all its records are later than what has landed.
+                found.spans[each.place] = going_on(source, each, _empty(each, 0), ways)
+            else:
+                found.spans[each.place] = going_on(source, each, landed.get(each.place), ways)
+        except IngestError as fault:
+            found.add_fault(fault)
+    return found
+
+
+def replaced_topics(held: Sequence[Held], landed: Mapping[Partition, OffsetSpan]) -> dict[str, OffsetSpan]:
+    """Return the topics of another id than that of which records have landed, each with a span of the
+    other."""
+    spans: dict[str, list[OffsetSpan]] = {}
+    for (topic, _), span in landed.items():
+        if span.topic_id:
+            spans.setdefault(topic, []).append(span)
+    there = {each.place for each in held}
+    found: dict[str, OffsetSpan] = {}
+    for topic, now in {each.topic: each.topic_id for each in held}.items():
+        others = [each for each in spans.get(topic, ()) if now and each.topic_id != now]
+        is_known = len(others) < len(spans.get(topic, ()))
+        # A partition that is not there any more may be left of a topic before the last one.
+        counted = [each for each in others if not is_known or (topic, each.partition) in there]
+        if counted:
+            found[topic] = counted[0]
+    return found
+
+
 def going_on(source: str, held: Held, landed: OffsetSpan | None, ways: Ways) -> OffsetSpan:
-    """Return the empty span at which the partition ``held`` continues; ``landed`` is None if nothing of it
-    has landed.
+    """Return the empty span at which the partition ``held`` continues; ``landed`` is None if nothing of its
+    topic has landed.
 
     Raises ``RecordsGone`` or ``TopicReplaced`` if it is unknown which records are missing in between.
     """
-    start = held.low if landed is None else landed.next
-    span = OffsetSpan(held.topic, held.partition, start, start, 0, held.topic_id)
     if landed is None:
-        return span
+        return _empty(held, held.low)
+    start = landed.next
     known = landed.topic_id or held.topic_id
     another = known != (held.topic_id or known)
     if another and not ways.new_epoch:
         raise replaced(source, held, landed)
     if another or (ways.new_epoch and held.end < start):
-        return replace(span, start=held.low, next=held.low)
-    span = replace(span, topic_id=known)
+        return _empty(held, held.low)
+    span = replace(_empty(held, start), topic_id=known)
     if held.low <= start:
         return span
     if not ways.accept_gap:
         raise gone(source, held, start)
     return replace(span, next=held.low, gone=held.low - start, accepted=ways.accept_gap)
+
+
+def _empty(held: Held, start: int) -> OffsetSpan:
+    return OffsetSpan(held.topic, held.partition, start, start, 0, held.topic_id)
 
 
 def out_of_range(source: str, held: Held, span: OffsetSpan) -> IngestError:
@@ -123,10 +191,10 @@ def out_of_range(source: str, held: Held, span: OffsetSpan) -> IngestError:
 
 def gone(source: str, held: Held, start: int) -> RecordsGone:
     """Return the error for the gap between ``start``, the next offset to read, and the first that is held."""
+    landed = f"those below {start} have landed" if start else "nothing of it has landed"
     return RecordsGone(
         f"Partition {held.partition} of the topic {held.topic} begins at offset {held.low}, and of {source} "
-        f"those below {start} have landed: offsets {start} to {held.low - 1} were deleted (retention) before "
-        "they were read.",
+        f"{landed}: offsets {start} to {held.low - 1} were deleted (retention) before they were read.",
         fix="Nobody knows what changed in them. Have the connector read its tables again (an incremental "
         f'snapshot), then go on behind the gap: omnisupport-ingest sync {source} --accept-gap "why"',
     )

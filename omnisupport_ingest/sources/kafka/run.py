@@ -27,11 +27,12 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Held,
     Partition,
     Ways,
-    going_on,
+    all_going_on,
     landed_offsets,
     landed_times,
 )
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
+from omnisupport_ingest.sources.kafka.two_lives import waits
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
@@ -131,14 +132,14 @@ def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path)
     except IngestError as error:
         return (Finding("connection", error.problem, error.fix),)
     landed: dict[Partition, OffsetSpan] = {}
+    waiting = None
     if (landing / definition.name).is_dir():
-        landed = landed_offsets(LandingStore(landing, definition.name))
-    found: list[Finding] = []
-    for each in held:
-        try:
-            going_on(definition.name, each, landed.get(each.place), UNDECIDED)
-        except IngestError as fault:
-            found.append(Finding("offsets", fault.problem, fault.fix))
+        store = LandingStore(landing, definition.name)
+        landed, waiting = landed_offsets(store), waits(store)
+    faults = all_going_on(definition.name, held, landed, UNDECIDED).faults
+    found = [Finding("offsets", fault.problem, fault.fix) for fault in faults]
+    if waiting is not None:
+        found.append(Finding("two_lives", waiting.problem, waiting.fix))
     if any(each.topic_id is None for each in held):
         problem = (
             "The cluster does not tell ids of topics: one that is deleted and made anew is known only "

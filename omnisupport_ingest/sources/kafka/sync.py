@@ -3,7 +3,8 @@ each.
 
 A round ends when it is large enough or every partition is at its end. It lands as one batch, so the offsets
 of all partitions move in one step: when the manifest exists. If a partition cannot be read (a gap, a replaced
-topic, a record that must not land), it alone stops; the others continue, and the report says so.
+topic, a record that must not land), it alone stops; the others continue, and the report says so. Only where
+two lives of a connector meet do all of them stop.
 
 Memory: the records of one round (``batch_rows``, 64 MiB) and the client's own queue.
 """
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
@@ -25,6 +25,7 @@ from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL
 from omnisupport_ingest.sources.debezium.land import Inlet, land_reading
+from omnisupport_ingest.sources.kafka.arrival import check_arrival
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaRefused, KafkaUnreachable, RecordRefused
 from omnisupport_ingest.sources.kafka.offsets import (
@@ -32,11 +33,13 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Held,
     Partition,
     Ways,
-    going_on,
+    all_going_on,
     landed_offsets,
     out_of_range,
 )
+from omnisupport_ingest.sources.kafka.partition_errors import stops_alone
 from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
+from omnisupport_ingest.sources.kafka.two_lives import TwoLives, waits
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -56,7 +59,8 @@ class KafkaReport:
 
     ``finished``: every partition was read to its end. ``odd``: number of records that cannot be read and wait
     in quarantine; ``first_odd``: place, offset and fault of the first. ``faults``: why partitions have
-    stopped. ``missing``: topics that have landed records and that the cluster no longer has.
+    stopped, or a new epoch was not begun. ``missing``: topics that have landed records and that the cluster
+    no longer has.
     """
 
     source: str
@@ -136,13 +140,17 @@ class _Sync:
         self._heard = time.monotonic()
 
     def run(self) -> KafkaReport:
-        self._assign(self._cluster.held())
-        self._heard = time.monotonic()
+        held = self._cluster.held()
+        if not self._into.ways.new_epoch and (waiting := waits(self._inlet.store)) is not None:
+            self._report.faults.append(waiting)
+            return self._report
+        self._assign(held)
+        self._heard, read_all = time.monotonic(), False
         try:
             while not self._into.stopped():
                 self._take(self._cluster.consume(min(_AT_ONCE, self._into.batch_rows), _POLL_SECONDS))
                 if all(each.ended for each in self._open.values()):
-                    self._report.finished = not self._report.faults
+                    read_all = True
                     break
                 if self._rows >= self._into.batch_rows or self._bytes >= ROUND_BYTES:
                     self._land()
@@ -153,23 +161,30 @@ class _Sync:
             self._land()
             raise
         self._land()
+        self._report.finished = read_all and not self._report.faults
+        if self._report.finished and self._into.ways.new_epoch and not self._report.batches:
+            self._report.faults.append(self._nothing_begun())
         return self._report
 
     def _assign(self, held: Sequence[Held]) -> None:
         from confluent_kafka import TopicPartition
 
         self._check_ids(held)
-        if self._inlet.handling.order == BY_ARRIVAL:
-            self._check_arrival(held)
+        handling, ways, told_anew = self._inlet.handling, self._into.ways, set[str]()
+        if handling.order == BY_ARRIVAL:
+            told_anew = check_arrival(
+                self._source, held, self._landed, handling, new_epoch=bool(ways.new_epoch)
+            )
+        found = all_going_on(self._source, held, self._landed, ways, told_anew)
+        self._report.faults = found.faults
         for each in held:
-            try:
-                span = going_on(self._source, each, self._landed.get(each.place), self._into.ways)
-            except IngestError as fault:
-                self._add_fault(fault)
-                continue
-            self._open[each.place] = _Open(each, span, span.next)
+            if each.place in found.spans:
+                span = found.spans[each.place]
+                self._open[each.place] = _Open(each, span, span.next)
         there = {each.topic for each in held}
         self._report.missing = sorted({topic for topic, _ in self._landed} - there)
+        # A topic that was replaced may have fewer partitions; the others have nothing to do with it.
+        self._landed = {place: span for place, span in self._landed.items() if place[0] not in found.anew}
         self._cluster.consumer.assign(
             [TopicPartition(*place, each.next) for place, each in self._open.items()]
         )
@@ -184,36 +199,11 @@ class _Sync:
                     f"it does not tell the id of the topic {each.topic}, which was {known[each.topic]}"
                 )
 
-    def _check_arrival(self, held: Sequence[Held]) -> None:
-        """Refuse topics whose records have no order by arrival: two topics of one table, or a new partition,
-        to which a key may have moved."""
-        known = {topic: each.topic_id for (topic, _), each in self._landed.items()}
-        of_table: dict[TableName, str] = {}
-        for each in held:
-            same = each.topic in known and known[each.topic] in (None, each.topic_id)
-            if same and each.place not in self._landed:
-                raise KafkaRefused(
-                    f"The topic {each.topic} has a partition {each.partition} that it did not have, and its "
-                    "records are ordered by arrival: a key may have moved there, and nothing says which of "
-                    "its records is later.",
-                    fix="Land it as a new source whose records carry a position or a commit time "
-                    "(events.order position), or make the topic anew with all its partitions, and: "
-                    f'omnisupport-ingest sync {self._source} --new-epoch "partitions added"',
-                )
-            table = self._inlet.handling.table_of(each.topic)
-            if table is None:
-                continue
-            other = of_table.setdefault((table.schema, table.table), each.topic)
-            if other != each.topic:
-                raise KafkaRefused(
-                    f"The topics {other} and {each.topic} are both of {table.schema}.{table.table}, and "
-                    "their records are ordered by arrival, which two topics have not in common.",
-                    fix="Take one of them in (kafka.topics), or map them to two tables (events.tables).",
-                )
-
     # ---- What comes
 
     def _take(self, messages: Sequence[Message]) -> None:
+        """Take what the client has delivered. Nothing else may take records from the client: an offset that
+        is not delivered counts as one without a record."""
         if messages:
             self._heard = time.monotonic()
         for message in messages:
@@ -244,24 +234,22 @@ class _Sync:
         elif code in (Codes._AUTO_OFFSET_RESET, Codes.OFFSET_OUT_OF_RANGE):
             held = self._cluster.now(of.held)
             self._stop(held.place, out_of_range(self._source, held, of.span))
-        elif code in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC, Codes._UNKNOWN_PARTITION):
-            self._stop(of.held.place, self._cluster.unreachable(error))
+        elif (fault := stops_alone(self._source, of.held.place, error)) is not None:
+            self._stop(of.held.place, fault)
         else:
-            raise self._cluster.unreachable(error)
+            raise self._cluster.unreachable(f"{of.held.topic}[{of.held.partition}]: {error.str()}")
 
     def _stop(self, place: Partition, fault: IngestError) -> None:
-        """Read no more of ``place``. What was read of it before still lands."""
+        """Read no more of ``place``, and report why. What was read of it before still lands."""
+        self._report.faults.append(fault)
+        self._end(place)
+
+    def _end(self, place: Partition) -> None:
         from confluent_kafka import TopicPartition
 
-        self._add_fault(fault)
         of = self._open[place]
         of.ended, of.stopped, of.at_end = True, True, False
         self._cluster.consumer.pause([TopicPartition(*place)])
-
-    def _add_fault(self, fault: IngestError) -> None:
-        # That a topic was replaced is reported once, not for each of its partitions.
-        if str(fault) not in map(str, self._report.faults):
-            self._report.faults.append(fault)
 
     def _check_patience(self) -> None:
         waited = time.monotonic() - self._heard
@@ -323,25 +311,36 @@ class _Sync:
         of.records = [each for each in of.records if each.offset < stop.offset]
         of.next = stop.offset
         topic, partition = stop.place
-        self._stop(
-            stop.place,
-            RecordRefused(
-                f"{topic}[{partition}], offset {stop.offset}: {stop.fault.problem}.",
-                fix=self._fix(stop.fault),
-            ),
-        )
+        problem = f"{topic}[{partition}], offset {stop.offset}: {stop.fault.problem}"
+        if isinstance(stop.fault, AnotherLife):
+            self._stop(stop.place, TwoLives(self._inlet.store, self._begin()).write(problem))
+            if not self._into.ways.new_epoch:
+                self._hold_others(stop.place)
+        else:
+            fix = (
+                f"{stop.fault.fix} Or let such records wait in quarantine: events.odd_lines in the "
+                "definition. What stands behind it lands then."
+            )
+            self._stop(stop.place, RecordRefused(f"{problem}.", fix=fix))
         return any(each.is_new for each in self._open.values())
 
-    def _fix(self, fault: LineFault) -> str:
-        if isinstance(fault, AnotherLife):
-            return (
-                "If the connector was set up anew (its offsets were lost, a new first snapshot was taken), "
-                f"go on with what it wrote since then: omnisupport-ingest sync {self._source} --new-epoch "
-                '"what happened". If only some records carry source.sequence, have all of them carry it.'
-            )
-        return (
-            f"{fault.fix} Or let such records wait in quarantine: events.odd_lines in the definition. What "
-            "stands behind it lands then."
+    def _hold_others(self, place: Partition) -> None:
+        """Land nothing more of the partitions other than ``place``.
+
+        In the sync that begins an epoch they land: a person has decided, and each new epoch gets further
+        where records of both lives are left.
+        """
+        for other, of in self._open.items():
+            if other != place:
+                of.records, of.next = [], of.begun.next
+                self._end(other)
+
+    def _nothing_begun(self) -> KafkaRefused:
+        return KafkaRefused(
+            f"No epoch was begun: the topics of {self._source} hold no record that has not landed, and an "
+            "epoch begins with its first batch.",
+            fix="When a record is there, give it again: omnisupport-ingest sync "
+            f'{self._source} --new-epoch "what happened"',
         )
 
     def _begin(self) -> int:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
+from omnisupport_ingest_tests.sources.kafka.topics import Reader
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with running_broker(tmp_path_factory.mktemp("broker") / "log") as running:
         yield running
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"t{uuid.uuid4().hex[:8]}."
+
+
+@pytest.fixture
+def reader(broker: Broker, prefix: str, tmp_path: Path) -> Reader:
+    return Reader(tmp_path, broker.address, prefix)
+
+
+@pytest.fixture
+def one_partition(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The cluster says that topics have one partition, until this is undone: the broker of the tests
+    cannot add any."""
+    whole = Cluster.held
+    monkeypatch.setattr(Cluster, "held", lambda self: [each for each in whole(self) if each.partition == 0])
+    return monkeypatch

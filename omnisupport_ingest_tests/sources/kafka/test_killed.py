@@ -15,6 +15,8 @@ import pytest
 
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.sources.kafka.offsets import Ways
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 from omnisupport_ingest_tests.sources.kafka.broker import Broker
 from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
 from omnisupport_ingest_tests.waiting import PATIENCE
@@ -46,6 +48,19 @@ _CASES = [
 ]
 
 
+def kill_at(point: str, folder: Path, broker: Broker, prefix: str) -> None:
+    """Sync in a process that dies at ``point``."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    ends = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(folder), broker.address, prefix],
+        env={**inherited, VARIABLE: point},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ends.returncode == -signal.SIGKILL, ends.stderr
+
+
 @pytest.mark.parametrize(("point", "at"), _CASES)
 def test_a_sync_that_is_killed_goes_on_where_it_was(
     tmp_path: Path, broker: Broker, point: str, at: int
@@ -54,18 +69,33 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(
     broker.make_topic(prefix, 2)
     for partition in (0, 1):
         broker.produce(prefix, changes(100 * partition, 15), partition)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    ends = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(tmp_path), broker.address, prefix],
-        env={**inherited, VARIABLE: f"{point}:{at}"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ends.returncode == -signal.SIGKILL, ends.stderr
+    kill_at(f"{point}:{at}", tmp_path, broker, prefix)
     reader = Reader(tmp_path, broker.address, prefix, batch_rows=6)
     for _ in range(2):
         assert reader.sync().finished
     # A round is landed or not, so not even a duplicate is left to dedupe.
     assert Counter(reader.keys()) == Counter([*range(15), *range(100, 115)])
     assert reader.store.landed().gap is None
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param("kafka.two_lives.before", marks=pytest.mark.crash), "kafka.two_lives.after"]
+)
+def test_a_sync_that_is_killed_where_two_lives_meet_lands_nothing_of_the_second(
+    tmp_path: Path, broker: Broker, point: str
+) -> None:
+    prefix = f"k{uuid.uuid4().hex[:8]}"
+    broker.make_topic(prefix, 2)
+    broker.produce(prefix, changes(1, 2))
+    anew = envelope("r", customer(7), lsn=5000, before_lsn=None, order=1)
+    broker.produce(prefix, [({"id": 7}, anew)])
+    broker.produce(prefix, changes(11, 2), 1)
+    kill_at(f"{point}:1", tmp_path, broker, prefix)
+    reader = Reader(tmp_path, broker.address, prefix)
+    for _ in range(2):
+        (fault,) = reader.sync().faults
+        assert "two lives" in fault.problem
+        assert not {7, 11, 12} & set(reader.keys())
+    reader.sync(Ways(new_epoch="set up anew"))
+    reader.sync(Ways(new_epoch="set up anew"))
+    assert reader.keys() == [1, 2, 7, 11, 12]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omnisupport_ingest.landing.manifest import OffsetSpan
 from omnisupport_ingest.sources.kafka.errors import RecordsGone, TopicReplaced
-from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, going_on, joined, out_of_range
+from omnisupport_ingest.sources.kafka.offsets import (
+    UNDECIDED,
+    Held,
+    Ways,
+    all_going_on,
+    going_on,
+    joined,
+    out_of_range,
+)
 
 LANDED = OffsetSpan("t", 3, 90, 100, 10, "one")
 
@@ -52,6 +62,33 @@ def test_a_new_epoch_goes_on_where_the_topic_stayed_the_same() -> None:
     assert going_on("nova", held(0, 120), LANDED, Ways(new_epoch="another connector")).next == 100
     # Cut off, or made anew on a cluster without ids.
     assert going_on("nova", held(0, 20, None), LANDED, Ways(new_epoch="put back")).next == 0
+
+
+def test_a_topic_is_replaced_as_a_whole() -> None:
+    of_two = [Held("t", number, 0, 9, "two") for number in range(3)]
+    waits = all_going_on("nova", of_two, {("t", 0): replace(LANDED, partition=0)}, UNDECIDED)
+    (fault,) = waits.faults
+    assert waits.spans == {} and isinstance(fault, TopicReplaced)
+    # An earlier version landed an added partition of the new topic in the old epoch.
+    mixed = {("t", 0): replace(LANDED, partition=0), ("t", 1): OffsetSpan("t", 1, 0, 5, 5, "two")}
+    assert all_going_on("nova", of_two, mixed, UNDECIDED).spans == {}
+    begins = all_going_on("nova", of_two, mixed, Ways(new_epoch="made anew"))
+    assert [span.next for span in begins.spans.values()] == [0, 0, 0] and begins.anew == {"t"}
+
+
+def test_what_is_left_of_an_older_topic_makes_no_other_one_of_it() -> None:
+    landed = {("t", 0): OffsetSpan("t", 0, 0, 5, 5, "two"), ("t", 3): LANDED}
+    now = [Held("t", 0, 0, 9, "two")]
+    assert all_going_on("nova", now, landed, UNDECIDED).spans[("t", 0)].next == 5
+
+
+def test_a_partition_that_is_added_to_a_known_topic_lacks_what_retention_took() -> None:
+    landed = {("t", 0): OffsetSpan("t", 0, 0, 5, 5, "one")}
+    (gap,) = all_going_on("nova", [held(40, 90)], landed, UNDECIDED).faults
+    assert isinstance(gap, RecordsGone) and "nothing of it has landed: offsets 0 to 39" in gap.problem
+    accepted = all_going_on("nova", [held(40, 90)], landed, Ways(accept_gap="read anew")).spans[("t", 3)]
+    assert (accepted.start, accepted.next, accepted.gone) == (0, 40, 40)
+    assert all_going_on("nova", [held(0, 90)], landed, UNDECIDED).spans[("t", 3)].next == 0
 
 
 def test_an_offset_that_the_cluster_refuses_is_gone_or_was_another_topics() -> None:

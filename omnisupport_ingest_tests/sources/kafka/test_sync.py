@@ -21,7 +21,6 @@ from omnisupport_ingest.sources.kafka.errors import (
     KafkaPaused,
     KafkaRefused,
     KafkaUnreachable,
-    RecordRefused,
     TopicReplaced,
 )
 from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
@@ -35,16 +34,6 @@ from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
 from omnisupport_ingest_tests.waiting import until
 
 MADE_ANEW = Ways(new_epoch="topic made anew")
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"t{uuid.uuid4().hex[:8]}."
-
-
-@pytest.fixture
-def reader(broker: Broker, prefix: str, tmp_path: Path) -> Reader:
-    return Reader(tmp_path, broker.address, prefix)
 
 
 def test_topics_by_pattern_land_and_reading_goes_on_behind_them(
@@ -210,15 +199,6 @@ def test_rows_without_a_position_are_ordered_by_their_offsets(
     assert len({(row["commit_lsn"], row["ordinal"]) for row in rows}) == 4, "each a position of its own"
 
 
-@pytest.fixture
-def one_partition(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The cluster says that topics have one partition, until this is undone: the broker of the tests
-    cannot add any."""
-    whole = Cluster.held
-    monkeypatch.setattr(Cluster, "held", lambda self: [each for each in whole(self) if each.partition == 0])
-    return monkeypatch
-
-
 def test_what_arrival_cannot_order_is_refused(
     broker: Broker, prefix: str, tmp_path: Path, one_partition: pytest.MonkeyPatch
 ) -> None:
@@ -334,22 +314,6 @@ def test_a_topic_that_is_gone_is_named(broker: Broker, prefix: str, reader: Read
     broker.delete(f"{prefix}b")
     with pytest.raises(KafkaRefused, match="has no topic"):
         reader.sync()
-
-
-def test_a_connector_that_was_set_up_anew_stops_its_partition_until_a_person_says_so(
-    broker: Broker, prefix: str, reader: Reader
-) -> None:
-    broker.make_topic(f"{prefix}a", 2)
-    broker.produce(f"{prefix}a", changes(1, 2))
-    anew = envelope("r", customer(7), lsn=5000, before_lsn=None, order=1)
-    broker.produce(f"{prefix}a", [({"id": 7}, anew), *changes(8, 1)])
-    broker.produce(f"{prefix}a", changes(11, 2), 1)
-    for _ in range(2):
-        (fault,) = reader.sync().faults
-        assert isinstance(fault, RecordRefused) and "a[0], offset 2: " in fault.problem
-        assert "two lives" in fault.problem and "--new-epoch" in fault.fix
-        assert reader.keys() == [1, 2, 11, 12], "what stands before it, and the other partition, have landed"
-    assert len(reader.store.batch_ids()) == 1
 
 
 def test_a_record_that_must_not_be_odd_stops_its_partition(
