@@ -54,7 +54,7 @@ class TwoLives:
             f"{problem}.",
             fix="If the connector was set up anew (its offsets were lost, a new first snapshot was taken), "
             f"go on with what it wrote since then: omnisupport-ingest sync {self._source} --new-epoch "
-            '"what happened". If only some records carry source.sequence, have all of them carry it.',
+            '"what happened". If only some records carry source.sequence, have all of them carry it first.',
         )
 
 
