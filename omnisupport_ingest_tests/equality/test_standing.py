@@ -45,7 +45,7 @@ def test_a_dimension_is_compared_when_it_holds_everything_below_the_lsn(
     take_in()
     assert at(10).moved == (("1",),), "its update is at the LSN"
     story.land(Commit(20, 3, [Change("u", 2, {"title": "two", "body": "text"})]))
-    refused(20, "1 batch with changes of it before 0/14 are not in the dimension yet")
+    refused(20, "1 batch with changes of it before 0/14 is not in the dimension yet")
     assert at(10).moved == (("1",),), "what is above the LSN and not shown is no matter"
     take_in()
     assert set(at(10).moved) == {("1",), ("2",)} and at(20).moved == (("2",),)
