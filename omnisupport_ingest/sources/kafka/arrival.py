@@ -28,7 +28,7 @@ def check_arrival(
     Returns the topics whose new partitions a person explains by a new epoch: they were made anew, and no
     id can show it.
     """
-    told_anew: set[str] = set()
+    declared_anew: set[str] = set()
     known = {topic for topic, _ in landed}
     with_id = {topic for (topic, _), each in landed.items() if each.topic_id}
     replaced = replaced_topics(held, landed)
@@ -45,7 +45,7 @@ def check_arrival(
                     "(events.order position), or make the topic anew with all its partitions, and: "
                     f'omnisupport-ingest sync {source} --new-epoch "partitions added"',
                 )
-            told_anew.add(each.topic)
+            declared_anew.add(each.topic)
         table = handling.table_of(each.topic)
         if table is None:
             continue
@@ -56,4 +56,4 @@ def check_arrival(
                 "their records are ordered by arrival, which two topics have not in common.",
                 fix="Take one of them in (kafka.topics), or map them to two tables (events.tables).",
             )
-    return told_anew
+    return declared_anew

@@ -110,15 +110,15 @@ def all_going_on(
     held: Sequence[Held],
     landed: Mapping[Partition, OffsetSpan],
     ways: Ways,
-    told_anew: Collection[str] = (),
+    declared_anew: Collection[str] = (),
 ) -> Continuation:
     """Return how the partitions ``held`` continue. A topic that was replaced waits for a new epoch as a
     whole, and begins in it as a whole.
 
-    ``told_anew``: topics of which a person says that they were made anew, and the cluster cannot.
+    ``declared_anew``: topics of which a person says that they were made anew, and the cluster cannot.
     """
     others, known = replaced_topics(held, landed), {topic for topic, _ in landed}
-    anew = {*others, *told_anew} if ways.new_epoch else set()
+    anew = {*others, *declared_anew} if ways.new_epoch else set()
     found = Continuation(anew=frozenset(anew))
     for each in held:
         try:

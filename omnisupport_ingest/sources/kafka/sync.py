@@ -26,7 +26,7 @@ from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL
 from omnisupport_ingest.sources.debezium.land import Inlet, land_reading
 from omnisupport_ingest.sources.kafka.arrival import check_arrival
-from omnisupport_ingest.sources.kafka.client import Cluster
+from omnisupport_ingest.sources.kafka.client import Cluster, stops_alone
 from omnisupport_ingest.sources.kafka.errors import KafkaRefused, KafkaUnreachable, RecordRefused
 from omnisupport_ingest.sources.kafka.offsets import (
     UNDECIDED,
@@ -37,7 +37,6 @@ from omnisupport_ingest.sources.kafka.offsets import (
     landed_offsets,
     out_of_range,
 )
-from omnisupport_ingest.sources.kafka.partition_errors import stops_alone
 from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
 from omnisupport_ingest.sources.kafka.two_lives import TwoLives, waits
 
@@ -170,12 +169,12 @@ class _Sync:
         from confluent_kafka import TopicPartition
 
         self._check_ids(held)
-        handling, ways, told_anew = self._inlet.handling, self._into.ways, set[str]()
+        handling, ways, declared_anew = self._inlet.handling, self._into.ways, set[str]()
         if handling.order == BY_ARRIVAL:
-            told_anew = check_arrival(
+            declared_anew = check_arrival(
                 self._source, held, self._landed, handling, new_epoch=bool(ways.new_epoch)
             )
-        found = all_going_on(self._source, held, self._landed, ways, told_anew)
+        found = all_going_on(self._source, held, self._landed, ways, declared_anew)
         self._report.faults = found.faults
         for each in held:
             if each.place in found.spans:
