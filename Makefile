@@ -49,16 +49,16 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 	$(BIN)/omnisupport-ingest up $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## Run the kernels, and a story of each layer on the real thing; minutes (ARGS="-k capture")
+test: $(INSTALLED) ## Run the unit tests, and one end-to-end test of each layer; a few minutes (ARGS="-k capture")
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) --hypothesis-profile=quick \
 		-m "not full and not slow and not crash and not huge" $(ARGS)
 
 .PHONY: test-all
-test-all: $(INSTALLED) ## Run every test but those that `make help` names apart (ARGS="-k capture")
+test-all: $(INSTALLED) ## Run every test but crash-test and test-huge, for an hour (ARGS="-k capture")
 	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "not crash and not huge" $(ARGS) || [ $$? -eq $(NONE) ]
 
 .PHONY: draws
-draws: $(INSTALLED) ## Tell the stories of which `make test-all` draws a few seeds or points of death with all of them
+draws: $(INSTALLED) ## Run the randomised tests with all their seeds and crash points (`make test-all` takes a sample)
 	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "drawn and not crash" --draw=all $(ARGS)
 
 .PHONY: test-servers
@@ -78,7 +78,7 @@ crash-test: $(INSTALLED) ## Kill the processes at every failpoint of recovery
 	$(BIN)/python -m pytest -m crash -n 2 $(CRASHED) $(ARGS)
 
 .PHONY: prove
-prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (BUCKET=1 SEEDS=1000 START=0)
+prove: $(INSTALLED) ## Compare every layer with a simple reference implementation, on random histories (BUCKET=1 SEEDS=1000 START=0)
 	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) $(if $(BUCKET),--bucket )--ways $(ARGS)
 
 .PHONY: explore
@@ -95,7 +95,7 @@ lint: $(INSTALLED) ## Check style, types, contracts and manifests
 	$(BIN)/omnisupport-ingest manifest validate
 
 .PHONY: deploy-check
-deploy-check: $(INSTALLED) $(DEPLOY_INSTALLED) ## Hold deploy/ against linters, schemas and the program; no engine is needed
+deploy-check: $(INSTALLED) $(DEPLOY_INSTALLED) ## Check deploy/ with linters, against schemas and the program; no engine is needed
 	PATH="$(abspath $(DEPLOY))/bin:$$PATH" deploy/check
 	$(BIN)/python -m pytest -q omnisupport_ingest_tests/test_deploy.py $(ARGS)
 
@@ -117,7 +117,7 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.requests
 
 .PHONY: parity
-parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")
+parity: $(PARITY_INSTALLED) ## Compare our capture with Debezium's own engine (ARGS="--seeds 50 --start 100")
 	$(PARITY)/bin/python -m parity $(ARGS)
 
 .PHONY: docs

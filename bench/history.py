@@ -26,7 +26,7 @@ from omnisupport_ingest.landing.manifest import ArrivalFacts, DataFile, Manifest
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.layers import raw
+from omnisupport_ingest.layers.events import raw
 from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position

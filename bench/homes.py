@@ -19,7 +19,7 @@ from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import STORING
 from omnisupport_ingest.settings import Settings

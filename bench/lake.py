@@ -27,7 +27,8 @@ from bench.landed import MIXED, Mix, Tickets, now
 from bench.peers import by_duckdb, by_polars
 from bench.processes import peak_memory_mb, processor_seconds, spent
 from bench.report import write_result
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings

@@ -18,8 +18,8 @@ import click
 from bench.history import SOURCE, History
 from bench.report import write_result
 from omnisupport_ingest.checks.lake_checks import chain_unbroken, sentinel_empty, watermark_fresh
-from omnisupport_ingest.layers import deduped, raw
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 
 _ROUNDS = 15
 _PER_WINDOW = 100

@@ -26,7 +26,8 @@ from bench.merge_peers import Peer, fold, peers, rows_of
 from bench.report import write_result
 from omnisupport_ingest.contracts.model import DelayedMerge, TableContract
 from omnisupport_ingest.lake.standing_task import release, standing_task
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings

@@ -14,7 +14,8 @@ import click
 
 from bench.landed import Tickets, now
 from bench.report import write_result
-from omnisupport_ingest.layers import deduped, history, raw
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings

@@ -19,6 +19,7 @@ BESIDES = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "LICENSE",
+    "contracts/contract.schema.json",
     "reports/week03/late_arrival_decision_table.csv",
 )
 _LINK = re.compile(r"(\]\()([^)#\s]+)")

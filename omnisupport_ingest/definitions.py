@@ -1,5 +1,6 @@
 """The code location that Dagster loads. Loading reads settings and contracts, and starts nothing."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
@@ -7,6 +8,7 @@ from dagster_pyspark import LazyPySparkResource
 
 from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
+from omnisupport_ingest.contracts.kept import keep, usable
 from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
@@ -62,13 +64,17 @@ def window_partitions(grid: WindowGrid) -> dg.TimeWindowPartitionsDefinition:
     )
 
 
-def build_definitions(workspace: Workspace) -> dg.Definitions:
-    """Return assets, checks, jobs and sensors of every source that has contracts."""
+def build_definitions(workspace: Workspace, notice: str | None = None) -> dg.Definitions:
+    """Return assets, checks, jobs and sensors of every source that has contracts.
+
+    ``notice``: stands above the descriptions of the assets from landing to dimensions.
+    """
     partitions = window_partitions(workspace.grid)
     sources = sources_in_force(workspace.settings, workspace.contracts)
+    assets = build_assets(workspace, partitions, sources)
     parts = [
         dg.Definitions(
-            assets=build_assets(workspace, partitions, sources),
+            assets=assets if notice is None else _with_notice(assets, notice),
             resources=build_resources(workspace),
             executor=run_executor,
         ),
@@ -123,6 +129,15 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
     return dg.Definitions.merge(*parts, build_retention())
 
 
+def _with_notice(
+    assets: Iterable[dg.AssetSpec | dg.AssetsDefinition], notice: str
+) -> Iterable[dg.AssetSpec | dg.AssetsDefinition]:
+    def noticed(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.replace_attributes(description=f"**{notice}**\n\n{spec.description or ''}")
+
+    return dg.map_asset_specs(noticed, assets)
+
+
 _kept: dg.Definitions | None = None
 """The definitions that ``keep_definitions`` has loaded."""
 
@@ -143,8 +158,14 @@ def keep_definitions() -> None:
 
 def _load() -> dg.Definitions:
     require_known_variables()
-    workspace = Workspace.open(settings_of_home(Settings()))
-    endpoint = workspace.settings.traces_endpoint
+    settings = settings_of_home(Settings())
+    endpoint = settings.traces_endpoint
     tracing.send_to(endpoint.get_secret_value() if endpoint is not None else None)
-    record_in_force(workspace.settings, workspace.home)
-    return build_definitions(workspace)
+    documents = usable(settings)
+    workspace = Workspace.of(documents)
+    if documents.refused is None:
+        record_in_force(settings, workspace.home)
+        keep(documents)
+    else:
+        dg.get_dagster_logger().error(documents.notice)
+    return build_definitions(workspace, documents.notice)

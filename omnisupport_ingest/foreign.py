@@ -11,6 +11,7 @@ event.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -80,6 +81,17 @@ def open_file(path: Path) -> int:
         return descriptor
     os.close(descriptor)
     raise Unreadable("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
+
+
+_OF_FILES = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
+)
+
+
+def is_fault_of_file(error: OSError) -> bool:
+    """Whether ``error`` says that a file, or its path, is wrong. Another one (too many open files, no memory,
+    a disk or server that fails) says nothing about the file: reading it may succeed later."""
+    return error.errno is None or error.errno in _OF_FILES
 
 
 def require_file(path: Path) -> None:

@@ -124,22 +124,52 @@ class Home:
         """Whether the home has an earlier format than this program writes."""
         return _FORMAT.decode(read_file(self._marker)).format_version < FORMAT_VERSION
 
+    def require_convertible(self) -> None:
+        """Raise ``HomeMismatch`` if the home is of an earlier format and its lake is in an object store.
+
+        Machines that share the store would take its tables for those of either format.
+        """
+        place = recorded_storage(self.path)
+        if place is not None and self.is_earlier:
+            raise HomeMismatch(
+                f"{self.path} is of an earlier format, and its lake in {place} cannot be converted.",
+                fix="Copy landing/ of the bucket to the folder of a new home without OMNISUPPORT_STORAGE, "
+                "make its lake with `omnisupport-ingest materialize`, then copy it to another prefix: "
+                "`omnisupport-ingest home copy`.",
+            )
+
     def adopt(self) -> None:
-        """Record that the home now has the format of this program."""
+        """Record that the home now has the format of this program. Raises ``HomeMismatch`` as
+        ``require_convertible`` does."""
+        self.require_convertible()
         record = parse_json(read_file(self._marker)) | {"format_version": FORMAT_VERSION}
         with failpoint("home.marker"), _writable(self.path):
             replace_file(self._marker, encode(record))
 
     def move_to(self, storage: Storage, url: str) -> None:
-        """Record that ``storage`` at ``url`` now keeps landing and lake, which have been copied there."""
+        """Record that ``storage`` at ``url`` now keeps landing and lake, which have been copied there.
+
+        Raises ``StorageRefused`` if another home has been put there meanwhile.
+        """
         record = parse_json(read_file(self._marker))
         bucket, prefix = parse_storage(url)
         with failpoint("home.marker", "store"):
-            storage.first(self._marker, encode(record))
+            kept = storage.first(self._marker, encode(record))
+        if parse_json(kept) != record:
+            raise _other_home()
         record |= {"storage": f"{bucket}/{prefix}".rstrip("/")}
         with failpoint("home.marker"), _writable(self.path):
             replace_file(self._marker, encode(record))
         forget_home(self.path)
+
+    def require_own_marker(self, storage: Storage) -> None:
+        """Raise ``StorageRefused`` if ``storage`` has the marker of another home; having none is as good."""
+        try:
+            kept = storage.read(self._marker)
+        except FileNotFoundError:
+            return
+        if parse_json(kept) != parse_json(read_file(self._marker)):
+            raise _other_home()
 
     @property
     def _marker(self) -> Path:
@@ -210,10 +240,19 @@ def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, obje
     Only the home's own copy of the marker has the URL.
     """
     bucket, prefix = parse_storage(url)
+    store = open_storage(path, url)
+    store.require_conditions()
     with failpoint("home.marker", "store"):
-        content = open_storage(path, url).first(path / "home.json", encode(record))
+        content = store.first(path / "home.json", encode(record))
     marker: dict[str, object] = parse_json(content)
     return marker | {"storage": f"{bucket}/{prefix}".rstrip("/")}
+
+
+def _other_home() -> StorageRefused:
+    return StorageRefused(
+        "A home is kept there already, and a copy would mix the two.",
+        fix="Give a prefix that nothing was put to.",
+    )
 
 
 def _require_storage(path: Path, url: str) -> None:

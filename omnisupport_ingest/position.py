@@ -12,6 +12,14 @@ from dataclasses import dataclass
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8}):(-?[0-9]{1,19})")
 _LSN_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
+LOWEST_ORDINAL = -(1 << 62)
+"""Below the ordinal of every event at an LSN, snapshot rows and snapshot ends included."""
+
+ODD, KEPT_OUT = "odd", "kept out"
+UNREAD = (f'["{ODD}",', f'["{KEPT_OUT}",')
+"""The beginnings of an ``identity`` of events that judging keeps out: what was delivered could not be read,
+or a gate of its delivery withholds it. Only the ``envelope`` has all of such an event."""
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Lsn:

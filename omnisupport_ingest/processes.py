@@ -104,6 +104,10 @@ class ProcessIdentity:
         return now == self or None in (now.started, self.started)
 
 
+SCRATCH = ("as-of-", "equality-", "keys-", "proof-", "repair-", "superseded-", "target-")
+"""Prefixes of the scratch folders in the folder ``run`` of a home."""
+
+
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A folder in ``parent``, named by ``prefix`` and this process, for what no file may keep or memory has
@@ -116,11 +120,18 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 def remove_left_behind(parent: Path, prefix: str) -> None:
     """Remove the folders that killed processes left; they may hold rows of the source."""
+    assert prefix in SCRATCH, "erasures and sweeps look for every scratch folder"
     for left in parent.glob(f"{prefix}*"):
         process = ProcessIdentity.parse(left.name.removeprefix(prefix).partition("-")[0])
         if process is None or not process.lives():
             # No failpoint: scratch files, which the next call removes if this process is killed.
             shutil.rmtree(left, ignore_errors=True)
+
+
+def remove_all_left_behind(parent: Path) -> None:
+    """Remove every scratch folder in ``parent`` that a killed process left."""
+    for prefix in SCRATCH:
+        remove_left_behind(parent, prefix)
 
 
 class _NoProcess(Exception):

@@ -57,7 +57,7 @@ _ANSWER_SECONDS = 120.0
 
 
 class NotAnswered(Exception):
-    """Nobody answers at the address, or not as who has the secret would."""
+    """Raised if no process answers at the address, or if the answer was not made with the shared secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _listening(host: str, port: int, made: _Made) -> _Server:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not port or each + 1 >= last:
                 raise
-    raise AssertionError("the last port is had, or raises")
+    raise AssertionError("the last port is bound, or its error was raised")
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     )
     slot: str = Field(
         "omnisupport_ingest",
-        description="The replication slot of the home's own source. That of another log which is defined has "
+        description="The replication slot of the home's own source. That of another captured source has "
         "the name of its source behind it, unless the definition names one.",
     )
     publication: str = Field("omnisupport_ingest", description="The publication, in the same way.")
@@ -229,8 +229,8 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=60,
-        description="Every how many minutes the platform compares the tables of each log with its source, by "
-        "checksums at one LSN. Unset: it does not, until somebody turns the schedule on.",
+        description="Every how many minutes the platform compares the tables of each captured source with "
+        "it, by checksums at one LSN. Unset: it does not, until somebody turns the schedule on.",
         examples=["5"],
     )
     verify_rows: int = Field(
@@ -277,7 +277,7 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="After how many days the job `retention` removes finished runs from Dagster's records, "
-        "where OMNISUPPORT_RETENTION is `apply`. Unset: they are kept for ever.",
+        "where OMNISUPPORT_RETENTION is `apply`. Unset: without a limit.",
         examples=["90"],
     )
     spark_master: str = Field(

@@ -1,7 +1,7 @@
 """The storage of landing and lake: the folders of the home, or an object store behind them.
 
 There is one interface with two implementations. ``LocalStorage`` uses the folders: links, renames, fsync.
-With ``BucketStorage`` (``bucket.py``) the objects are the record, and the home's folders ``landing`` and
+With ``BucketStorage`` (``bucket``) the objects are the record, and the home's folders ``landing`` and
 ``lake`` hold copies of them. A new file counts once the store has it; a file that is read is downloaded once,
 because no data file ever changes. So Spark, DuckDB and Arrow always read plain files, and the copies may be
 lost at any time.
@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,9 +37,18 @@ _URL = re.compile(
 
 _ROOMS = ("/lake/", "/landing/")
 
+AT_ONCE = 8
+"""Most requests at the same time in one upload or look."""
+
 DRAFTS = "drafts"
 """The folder in a table for files of tasks that share no folder with their driver: objects that no log names.
 ``sweep`` deletes them, like files that a killed writer left."""
+
+COPIED = (".parquet", ".bin")
+"""Ends of the names of data files and files of deletion vectors: of these there are copies."""
+
+_CUT_OFF = re.compile(r"\..+\.[0-9a-f]{32}")
+"""Matches a file that is being written under another name; an old one is of a process that was killed."""
 
 _LOCAL_ONLY = frozenset({"index", "noted", "snapshot_requests", ".staging"})
 """Folders of landing and lake that only this home has: what can be made again from the rest, requests to a
@@ -55,9 +64,10 @@ capture, a cursor."""
 
 class StorageRefused(IngestError):
     """``OMNISUPPORT_STORAGE`` is no usable URL, is not the one of this home, or leads to what another home
-    keeps.
+    keeps or to a store that ignores the conditions of puts.
 
-    Fix: Leave it out, as a home knows its own; for a new home give ``s3://BUCKET/PREFIX``.
+    Fix: Leave it out, as a home knows its own; for a new home give ``s3://BUCKET/PREFIX`` in a store that
+    honours ``If-None-Match`` and ``If-Match``.
     """
 
     exit_code = 2
@@ -84,6 +94,11 @@ class Kept:
     version: str | None = None
 
 
+Change = Callable[[bytes | None], bytes | None]
+"""A function from the content of a file (None: it does not exist) to its new content; None: leave it as it
+is."""
+
+
 class Storage(Protocol):
     """The operations that landing and lake need from their storage. Paths are those of the home."""
 
@@ -94,6 +109,13 @@ class Storage(Protocol):
 
     def replace(self, path: Path, content: bytes) -> None:
         """Replace the content of ``path`` by ``content`` in one durable step."""
+
+    def update(self, path: Path, change: Change) -> None:
+        """Replace the content of ``path`` by what ``change`` makes of it, in one durable step.
+
+        In an object store ``change`` gets the content that the store has now, and is called again with newer
+        content if another machine replaces it meanwhile, so no change of another is overwritten.
+        """
 
     def upload(self, paths: Iterable[Path]) -> None:
         """Store the finished files ``paths``; on return they are durable. Raises ``FileNotFoundError``."""
@@ -144,6 +166,10 @@ class Storage(Protocol):
     def copies(self, folder: Path) -> Iterator[Path]:
         """Yield the files below ``folder`` that are copies of data files in an object store."""
 
+    def require_conditions(self) -> None:
+        """Raise ``StorageRefused`` if the store ignores the condition of a put: two writers would both
+        win."""
+
     def keeps_versions(self) -> bool:
         """Whether the store itself keeps what is deleted, as a bucket with versions does."""
 
@@ -167,6 +193,16 @@ class LocalStorage:
     def replace(self, path: Path, content: bytes) -> None:
         # No failpoint: its callers put one around the call.
         durable.replace(path, content)
+
+    def update(self, path: Path, change: Change) -> None:
+        try:
+            before = read_file(path)
+        except FileNotFoundError:
+            before = None
+        content = change(before)
+        if content is not None:
+            # No failpoint: its callers put one around the call.
+            durable.replace(path, content)
 
     def upload(self, paths: Iterable[Path]) -> None:
         """Do nothing: the writer of a local file has synced it."""
@@ -231,6 +267,9 @@ class LocalStorage:
     def copies(self, folder: Path) -> Iterator[Path]:  # noqa: ARG002 - of every storage
         return iter(())
 
+    def require_conditions(self) -> None:
+        """Do nothing: links and renames of a file system have them."""
+
     def keeps_versions(self) -> bool:
         return False
 
@@ -272,6 +311,11 @@ def forget_home(home: Path) -> None:
     _behind.pop(os.fspath(home), None)
 
 
+def _shown(url: str) -> str:
+    """Return ``url`` for a message, or only the setting's name if ``url`` may contain a secret."""
+    return repr(url) if re.fullmatch(r"[\w./~-]{1,60}(://[\w./~-]{0,60})?", url) else "OMNISUPPORT_STORAGE"
+
+
 def parse_storage(url: str) -> tuple[str, str]:
     """Return the bucket's URL and the prefix in it, without slashes at its ends. Raises ``StorageRefused``.
 
@@ -281,10 +325,11 @@ def parse_storage(url: str) -> tuple[str, str]:
     match = _URL.fullmatch(url.strip())
     if match is None:
         raise StorageRefused(
-            "OMNISUPPORT_STORAGE is no place for landing and lake.",
-            fix="Give s3://BUCKET/PREFIX (or gs://, az://: built in the same way, not tested), without "
-            "credentials, options or spaces: keys come from the environment, as the provider documents it. "
-            "For a folder leave it out: landing and lake are in OMNISUPPORT_HOME then.",
+            f"{_shown(url)} is no URL for landing and lake.",
+            fix="Give OMNISUPPORT_STORAGE, or `home copy`, s3://BUCKET/PREFIX (or gs://, az://: built in the "
+            "same way, not tested), without credentials, options or spaces: keys come from the environment, "
+            "as the provider documents it. For a folder leave it out: landing and lake are in "
+            "OMNISUPPORT_HOME then.",
         )
     prefix = (match["prefix"] or "").strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
@@ -297,7 +342,7 @@ def parse_storage(url: str) -> tuple[str, str]:
 
 def open_storage(home: Path, url: str) -> Storage:
     """Return the object store at ``url``, with copies below ``home``."""
-    from omnisupport_ingest.bucket import BucketStorage
+    from omnisupport_ingest.bucket.storage import BucketStorage
 
     return BucketStorage(home, *parse_storage(url))
 
@@ -326,14 +371,20 @@ def _belongs(parts: Sequence[str]) -> bool:
 
 def forget_unread(folder: Path, before: datetime) -> None:
     """Delete local data files below ``folder`` that nobody has written or read since ``before``: copies of
-    objects, and drafts of dead writers.
+    objects, drafts of dead writers, and downloads that were cut off.
 
     A running writer may have linked an old file into a new folder, so files in recently changed folders stay.
+    Nobody links a download.
     """
     limit = before.timestamp()
     for path, _folders, names in os.walk(folder):
-        files = [Path(path, name) for name in names if name.endswith((".parquet", ".bin"))]
-        for file in files if changed_before(Path(path), limit) else ():
+        is_old = changed_before(Path(path), limit)
+        files = [
+            Path(path, name)
+            for name in names
+            if _CUT_OFF.fullmatch(name) or (is_old and name.endswith(COPIED))
+        ]
+        for file in files:
             with suppress(FileNotFoundError):
                 found = file.stat()
                 if max(found.st_mtime, found.st_atime) < limit:
@@ -377,6 +428,23 @@ def bring_sources(home: Path) -> None:
         storage.bring(folder, afresh=True)
 
 
+def has_landed(home: Path, source: str) -> bool:
+    """Whether anything has landed of ``source``, on this machine or on another that has the same storage.
+    Makes no folder."""
+    folder = home / "landing" / source / "manifests"
+    if folder.is_dir():
+        return True
+    return _forked != os.getpid() and any(True for _ in storage_of(folder).listed(folder))
+
+
+def landed_sources(home: Path) -> list[str]:
+    """Return the names of the sources of which anything has landed, as ``has_landed`` says, sorted."""
+    landing = home / "landing"
+    here = {each.parent.name for each in landing.glob("*/manifests")}
+    elsewhere = storage_of(landing / "any").sources() if _forked != os.getpid() else []
+    return sorted(here.union(elsewhere))
+
+
 # --- what landing and lake call ------------------------------------------------------------------
 
 
@@ -388,6 +456,38 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 def replace(path: Path, content: bytes) -> None:
     """Call ``Storage.replace`` of the storage of ``path``."""
     storage_of(path).replace(path, content)
+
+
+def update(path: Path, change: Change) -> None:
+    """Call ``Storage.update`` of the storage of ``path``."""
+    storage_of(path).update(path, change)
+
+
+def put_back(path: Path, with_folders: str) -> str:
+    """Return the sentence that tells a person how to put back a damaged or missing file or folder ``path``.
+
+    ``with_folders``: the sentence for a home of folders. In an object store the file of the home is a copy,
+    and restoring it would change nothing.
+    """
+    storage = storage_of(path)
+    if storage.is_local:
+        return with_folders
+    return (
+        f"Put {storage.table_uri(path)} back from a backup of the bucket, or as an older version of the "
+        f"object; then delete the copy in each home ({path})."
+    )
+
+
+def take_away(path: Path, with_folders: str) -> str:
+    """Return the clause that tells a person how to take away a file or folder ``path``; ``with_folders``: as
+    in ``put_back``."""
+    storage = storage_of(path)
+    if storage.is_local:
+        return with_folders
+    return (
+        f"stop what runs on every machine, move {storage.table_uri(path)} out of the prefix, then delete the "
+        f"copy in each home ({path})"
+    )
 
 
 def path_at_hand(path: str) -> str:

@@ -11,9 +11,11 @@ from the driver's process (``asked``). It must not make such a file itself (``re
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -53,6 +55,16 @@ class HomeFileNeeded(IngestError):
     exit_code = 3
 
 
+class CopiesExposed(IngestError):
+    """The folder in which an executor would keep copies of landing and lake is another user's, or a link.
+    Nothing was read or written.
+
+    Fix: Remove it, or set ``SPARK_LOCAL_DIRS`` on the executors to a folder of their user.
+    """
+
+    exit_code = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
     """What a task gets: the path of the ``home`` on the driver's machine, and the ``url`` of its landing and
@@ -65,7 +77,7 @@ class Visit:
     def of(cls, spark: SparkSession, path: Path) -> Visit | None:
         """Return the visit with which tasks of ``spark`` reach ``path``; None if they reach it as the driver
         does."""
-        from omnisupport_ingest.bucket import BucketStorage
+        from omnisupport_ingest.bucket.storage import BucketStorage
 
         storage = storage_of(path)
         if storage.is_local or spark.conf.get(ELSEWHERE, "false") != "true":
@@ -76,16 +88,34 @@ class Visit:
     @property
     def folder(self) -> Path:
         """The folder for copies and drafts of the tasks of this executor; Spark deletes the folder around
-        it."""
-        local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
+        it, YARN the one of ``LOCAL_DIRS``."""
+        given = os.environ.get("SPARK_LOCAL_DIRS") or os.environ.get("LOCAL_DIRS") or ""
+        local = given.partition(",")[0] or tempfile.gettempdir()
         return Path(local, f"omnisupport-{sha256(f'{self.home} {self.url}'.encode()).hexdigest()[:16]}")
+
+    def make_folder(self) -> Path:
+        """Make the folder, for this user only, and return it. Raises ``CopiesExposed``."""
+        # No failpoint: a folder: one that is there already is as good.
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        found = self.folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise CopiesExposed(
+                f"{self.folder}, for copies of landing and lake, is no folder of this user.",
+                fix="Remove it, or set SPARK_LOCAL_DIRS on the executors to a folder of their user.",
+            )
+        if found.st_mode & 0o077:
+            # An earlier version made it readable for all.
+            self.folder.chmod(0o700)
+        return self.folder
 
     def begin(self) -> None:
         """Make this process, a worker of Spark, reach landing and lake of the home through the bucket."""
         global _looked_at
-        from omnisupport_ingest.bucket import BucketStorage
+        from omnisupport_ingest.bucket.storage import BucketStorage
 
-        copies = self.folder / "copies"
+        copies = self.make_folder() / "copies"
         if _visits.get(self.home) != self:
             put_behind(self.home, BucketStorage(Path(self.home), *parse_storage(self.url), copies=copies))
             _visits[self.home] = self
@@ -93,7 +123,7 @@ class Visit:
         if _looked_at is None or now - _looked_at > _LOOK_SECONDS:
             _looked_at = now
             # No failpoint: copies, which are brought again.
-            copies.mkdir(mode=0o700, parents=True, exist_ok=True)
+            copies.mkdir(mode=0o700, exist_ok=True)
             forget_unread(copies, datetime.now(UTC) - _COPIES_KEPT)
 
 

@@ -1,7 +1,8 @@
 """Withdraws a table, or a whole source, from the home: plans and shows it first, then does it in resumable
 steps.
 
-First the contract is moved to the folder ``withdrawn`` beside the contracts, from where it can be put back;
+First the contract, with the columns that it has learned, is moved to the folder ``withdrawn`` beside the
+contracts, from where it can be put back;
 the assets of the table disappear at the next start. Then the home's record of the contracts in force is
 updated, then the publication at the source, and last, only on request, the data is dropped. After a crash,
 the same call finds what is in ``withdrawn`` and does only the remaining steps. Raw and deduped events have
@@ -15,26 +16,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltalake.exceptions import DeltaError
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.documents import document_text, read_document
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, use
-from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
+from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
+from omnisupport_ingest.contracts.model import (
+    ContractError,
+    TableContract,
+    UnknownTable,
+    table_named,
+    tables_named,
+)
+from omnisupport_ingest.contracts.pii_policies import TOKENIZE
 from omnisupport_ingest.contracts.protection import needs_protection
-from omnisupport_ingest.contracts.sources import load_source, sources_folder
+from omnisupport_ingest.contracts.sources import SourceKind, load_source, sources_folder, sources_in_force
 from omnisupport_ingest.contracts.withdrawn import free_path, readable_withdrawn, withdrawn_folder
-from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.durable import replace, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.log_files import LogUnreadable
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.export_ledger import exported_files
+from omnisupport_ingest.read.verified import folder_of
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.debezium.inbox import LANDED, REFUSED
 from omnisupport_ingest.sources.postgres.catalog.publication import (
     drop_statement,
     only_statement,
     read_publication,
     remove_table,
 )
+from omnisupport_ingest.sources.postgres.slot.home_slot import may_have_slot
 from omnisupport_ingest.storage import storage_of
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -61,7 +77,8 @@ class Withdrawal:
 
     ``contracts``: those still in force. ``definition``: the file of the source that is withdrawn with them;
     None for a table. ``to``: the destination of each of these files. ``data``: what ``--drop-data`` drops.
-    ``windows``: number of windows of the source that are judged again for the remaining tables.
+    ``windows``: number of windows of the source that are judged again for the remaining tables. ``stays``:
+    what may have values of these tables and is never dropped here, and what each is called.
     """
 
     source: str
@@ -70,6 +87,7 @@ class Withdrawal:
     to: Mapping[Path, Path]
     data: tuple[Data, ...]
     windows: int
+    stays: Mapping[str, tuple[str, ...]]
 
 
 def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> TableContract:
@@ -116,12 +134,18 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
         _refuse_while_defined(settings, contract)
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
     stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
+    if there and not stay:
+        _refuse_to_leave_a_slot(workspace, contract)
     _refuse_while_referenced(there, stay)
     _refuse_to_uncover(there, stay)
     judged = workspace.deduped(contract.source).look() if there and stay else None
     windows = len(judged.windows()) if judged is not None else 0
     to = _destinations(settings, there, None)
-    return Withdrawal(contract.source, there, None, to, tuple(_data(tables)), windows)
+    events: dict[str, tuple[str, ...]] = {
+        "Events, with those of other tables": ("landing", "raw", "deduped events", "quarantine")
+    }
+    stays = events | _copies(home, [contract])
+    return Withdrawal(contract.source, there, None, to, tuple(_data(tables)), windows, stays)
 
 
 def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
@@ -134,18 +158,49 @@ def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
     definition = file if file.exists() else None
     tables = [each for each in workspace.tables() if each.spec.path.startswith(f"{source}/")]
     sizes = sum(each.bytes for each in _data(tables))
-    folders = (home.landing / source, home.lake / source)
+    delivered = home.inbox / source
+    folders = (
+        *(home.landing / source, home.lake / source, folder_of(home, source)),
+        *(delivered / LANDED, delivered / REFUSED),
+    )
     data = tuple(Data(each, sizes if each.parent == home.lake else 0) for each in folders if _holds(each))
     if not there and definition is None and not data:
         raise WithdrawalRefused(
             f"The home has no source {source}: no contract, no definition, no data.",
             fix="Name one of `omnisupport-ingest sources list`.",
         )
-    return Withdrawal(source, there, definition, _destinations(settings, there, definition), data, 0)
+    of_source = [each for each in readable_withdrawn(settings, workspace.contracts) if each.source == source]
+    to = _destinations(settings, there, definition)
+    stays = _copies(home, [*there, *of_source])
+    return Withdrawal(source, there, definition, to, data, 0, stays)
+
+
+def _copies(home: Home, contracts: Sequence[TableContract]) -> dict[str, tuple[str, ...]]:
+    """Return what may have values of the tables of ``contracts`` outside landing and lake."""
+    of_tables = {f"{each.source}.{each.name}" for each in contracts}
+    tokens = [
+        f"{each.full_name}.{column.name}"
+        for each in contracts
+        for column in each.columns
+        if column.pii == TOKENIZE
+    ]
+    targets = [f"{each.target.schema}.{each.target.table}" for each in contracts if each.target is not None]
+    found = {
+        "Exports": sorted({each.path for each in exported_files(home.path) if each.table in of_tables}),
+        "Rows in targets": targets,
+        "Values in the map of tokens (pii forget)": tokens,
+        "Keys of subjects (erase --subject)": [each.full_name for each in contracts if each.subject],
+    }
+    return {what: tuple(names) for what, names in found.items() if names}
 
 
 def take_out_contracts(settings: Settings, home: Home, plan: Withdrawal) -> list[Path]:
-    """Move the contracts of ``plan`` to the folder ``withdrawn``. Returns their new paths."""
+    """Move the contracts of ``plan`` to the folder ``withdrawn``, with the columns that they have learned.
+
+    Returns their new paths.
+    """
+    for each in plan.contracts:
+        _write_learned(home, each)
     moved = [_move(Path(each.path), plan.to[Path(each.path)]) for each in plan.contracts]
     use(settings, home, None, None)
     return moved
@@ -261,6 +316,20 @@ def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
     )
 
 
+def _refuse_to_leave_a_slot(workspace: Workspace, last: TableContract) -> None:
+    """Raise ``WithdrawalRefused`` if the source of its ``last`` table is a log for which a slot was made.
+
+    Nobody would read that slot any more, and the server keeps all WAL for it.
+    """
+    definition = sources_in_force(workspace.settings, workspace.contracts).find(last.source)
+    if definition.kind is SourceKind.LOG and may_have_slot(workspace.home.landing, last.source):
+        raise WithdrawalRefused(
+            f"{last.name} is the last table of {last.source}. Without it nobody reads the slot of that log, "
+            "and its server keeps all WAL for it.",
+            fix=f"Retire the source, which drops the slot: omnisupport-ingest sources retire {last.source}",
+        )
+
+
 def _refuse_while_referenced(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:
     """Raise ``WithdrawalRefused`` while a contract that stays refers to a table of ``going``."""
     names = {each.name for each in going}
@@ -300,14 +369,32 @@ def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContr
 def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
     for table in tables:
         if _holds(table.folder):
-            snapshot = table.look()
-            files = snapshot.all_files() if snapshot is not None else ()
+            try:
+                snapshot = table.look()
+                files = snapshot.all_files() if snapshot is not None else ()
+            except (DeltaError, LogUnreadable):
+                # An earlier call was cut off within its log: there is nothing to count, and it still goes.
+                files = ()
             yield Data(table.folder, sum(file.bytes for file in files))
 
 
 def _holds(folder: Path) -> bool:
     """Whether ``folder`` exists, here or in the object store behind it."""
     return folder.is_dir() or any(True for _ in storage_of(folder).listed(folder))
+
+
+def _write_learned(home: Home, contract: TableContract) -> None:
+    """Write the columns that the contract has learned into its file, and remove them from the home's record.
+
+    There, a later contract of that name would have them, whatever its table is.
+    """
+    file = Path(contract.path)
+    document = read_document(file, ContractError)
+    whole = with_learned(home.path, document)
+    if whole != document:
+        with failpoint("contract.file", file):
+            replace(file, document_text(whole).encode())
+    LearnedColumns(home.path, contract.source).forget_others(contract.name, ())
 
 
 def _move(file: Path, to: Path) -> Path:

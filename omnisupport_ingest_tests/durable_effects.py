@@ -25,6 +25,7 @@ FUNCTIONS = {
     "omnisupport_ingest.durable.replace",
     "omnisupport_ingest.storage.create_exclusively",
     "omnisupport_ingest.storage.replace",
+    "omnisupport_ingest.storage.update",
     "obstore.put",
     "obstore.copy",
     "obstore.delete",

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "read": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers"},
     "review": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read"},
     "checks": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
-    "withdrawal": FLOOR_1 | {"contracts", "lake", "sources", "layers"},
+    "withdrawal": FLOOR_1 | {"contracts", "lake", "sources", "layers", "read"},
     "retention": FLOOR_1 | {"contracts", "landing", "lake", "cdc", "layers", "read", "review"},
     "report": FLOOR_1 | {"contracts", "landing", "lake", "layers", "read"},
     "targets": FLOOR_1 | {"contracts", "lake", "sources", "layers", "read"},
@@ -87,6 +87,52 @@ def test_dagster_stays_above_the_layers(module):
     assert not {name for name in imported(module) if name.split(".")[0].startswith("dagster")}
 
 
+POSTGRES = (
+    "session",
+    "embedded",
+    "slot",
+    "protocol",
+    "catalog",
+    "stream",
+    "snapshot",
+    "preflight",
+    "capture",
+)
+"""The packages of ``sources/postgres``; each imports only those before it."""
+
+
+@pytest.mark.parametrize("package", POSTGRES)
+def test_packages_of_postgres_import_only_those_below_them(package):
+    root = PACKAGE / "sources" / "postgres"
+    ours = {
+        name.split(".")[3]
+        for module in (root / package).rglob("*.py")
+        for name in imported(module)
+        if name.startswith("omnisupport_ingest.sources.postgres.")
+    }
+    assert ours <= set(POSTGRES[: POSTGRES.index(package) + 1])
+
+
+def test_the_order_of_postgres_has_every_package():
+    found = {each.name for each in (PACKAGE / "sources" / "postgres").iterdir() if each.is_dir()}
+    assert found - {"__pycache__"} == set(POSTGRES)
+
+
+LAYERS = ("events", "dimension", "histories", "scheduling")
+"""The packages of ``layers``; each imports only those before it, and what all layers share."""
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_packages_of_layers_import_only_those_below_them(package):
+    ours = {
+        name.split(".")[2]
+        for module in (PACKAGE / "layers" / package).rglob("*.py")
+        for name in imported(module)
+        if name.startswith("omnisupport_ingest.layers.")
+    }
+    assert not ours & set(LAYERS[LAYERS.index(package) + 1 :])
+
+
 TERMINAL = {"click", "rich"}
 """What renders for people and reads their arguments."""
 
@@ -115,13 +161,14 @@ CALLED_FROM_ELSEWHERE = {
     "read_as_of": "people's own programs, by docs/history.md",
     "toChannel": "PySpark",
     "generate_trace_id": "OpenTelemetry",
-    "format_commands": "click",
+    "list_commands": "click",
     "_init_session": "dagster-pyspark",
     "check_run_worker_health": "Dagster",
     "end_watch": "Dagster",
     "log_message": "http.server",
     "verify_request": "socketserver",
     "handle_error": "socketserver",
+    "readinto": "io",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -158,7 +158,7 @@ def test_the_commands_that_a_table_names_can_be_typed(name: str) -> None:
     rows = [line for line in (ROOT / "docs" / name).read_text().splitlines() if line.startswith("|")]
     codes = [code for line in rows for code in re.findall(r"`([^`]+)`", line)]
     lines = [code.removeprefix("omnisupport-ingest ") for code in codes]
-    typed = [line for line in lines if line.split()[0] in cli.commands and not _PLACEHOLDER.search(line)]
+    typed = [line for line in lines if line.split()[0] in cli.listed and not _PLACEHOLDER.search(line)]
     assert len(typed) > 30
     assert {line: problem for line in typed if (problem := _problem(shlex.split(line)))} == {}
 
@@ -188,6 +188,7 @@ def _texts(tree: ast.Module) -> Iterator[str]:
 
 def _unknown(words: list[str]) -> str | None:
     """The first of ``words`` that is no command or option where one must be; what follows may be prose."""
+    commands: Mapping[str, click.Command] = cli.whole()
     command: click.Command = cli
     for word in words:
         if word.startswith("-"):
@@ -195,9 +196,10 @@ def _unknown(words: list[str]) -> str | None:
             if word not in {"--help", *options}:
                 return word
         elif isinstance(command, click.Group):
-            if word not in command.commands:
+            if word not in commands:
                 return word
-            command = command.commands[word]
+            command = commands[word]
+            commands = command.commands if isinstance(command, click.Group) else {}
         else:
             return None
     return None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.processes import ProcessIdentity, scratch_folder
+from omnisupport_ingest.processes import ProcessIdentity, remove_all_left_behind, scratch_folder
 from omnisupport_ingest_tests.waiting import until
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the kernel of Linux")
@@ -89,11 +89,14 @@ def test_what_a_killed_process_left_goes_when_a_scratch_folder_is_made_and_what_
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     left, living = tmp_path / f"proof-{ended.pid}-abc", tmp_path / f"proof-{os.getpid()}-abc"
-    for folder in (left, living):
+    other = tmp_path / f"as-of-{ended.pid}-abc"
+    for folder in (left, living, other):
         folder.mkdir()
         (folder / "customers.parquet").write_bytes(b"rows")
     (tmp_path / "spark-connect.json").touch()
     with scratch_folder(tmp_path, "proof-") as made:
         assert made.name.startswith(f"proof-{ProcessIdentity.current().text}-")
-        assert not left.exists()
+        assert not left.exists() and other.exists()
+        remove_all_left_behind(tmp_path)
+        assert not other.exists() and made.exists()
     assert sorted(each.name for each in tmp_path.iterdir()) == [living.name, "spark-connect.json"]

@@ -19,7 +19,7 @@ from omnisupport_ingest import failpoints, tracing
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.commit import CommitConflict, until_first
-from omnisupport_ingest.layers import raw
+from omnisupport_ingest.layers.events import raw
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, Change, Commit, Story
 

@@ -1,7 +1,8 @@
 """Count the row rules that judged events broke, per window, by whole columns.
 
 Checks report these counts. A rule that lets rows pass keeps no event back, so the count and a few sample keys
-are the only trace of a breach. Keys that are personal data are not kept. Copies of an event count once.
+are the only trace of a breach. Keys that are personal data are not kept. Copies of an event count once, and
+discarded events not at all: a person has looked at them.
 
 A rule may reject the whole batch: then the other events of the table in that batch are withheld too. This
 module finds these batches in a first judging; a second judging gets them as
@@ -19,19 +20,31 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.cdc.judging import DUPLICATE, TableOfBatch
-from omnisupport_ingest.contracts.decision_table import BATCH_REJECTED, DUPLICATE_POSITION, ROW_RULE
+from omnisupport_ingest.cdc.judging import DISCARDED, DUPLICATE, TableOfBatch
+from omnisupport_ingest.contracts.decision_table import (
+    BATCH_REJECTED,
+    DUPLICATE_POSITION,
+    ROW_RULE,
+    SCHEMA_MISMATCH,
+)
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.quality import REJECT_BATCH
+from omnisupport_ingest.contracts.row_columns import MISSING_COLUMN, UNKNOWN_COLUMN
 from omnisupport_ingest.contracts.row_rules import policies_of
 
 SAMPLES = 3
 """Sample keys that are kept of the rows that break one rule in one window."""
 
-_READ_COLUMNS = ("window", "source_schema", "source_table", "key", "reason", "rules")
+_READ_COLUMNS = ("window", "source_schema", "source_table", "key", "reason", "rules", "review_state")
 
 _UNCOUNTED_REASONS = pa.array([BATCH_REJECTED, DUPLICATE_POSITION])
 """Reasons of events that are not counted: their rows break no rule, or another copy is counted."""
+
+_OF_THE_ROW = pa.array([ROW_RULE, SCHEMA_MISMATCH])
+"""Reasons of events whose own row breaks the rules that they name."""
+
+_MISMATCH = f"(?s)^.*:({UNKNOWN_COLUMN}|{MISSING_COLUMN})$"
+"""How a row that is not of its contract's columns names them (``contracts.row_columns``)."""
 
 RuleOfWindow = tuple[str, str, str, str]
 """(window, schema, table, rule)"""
@@ -120,13 +133,17 @@ class RulesLookout:
         # Accepted events reject no batch and may come without this column.
         read = [*_READ_COLUMNS, *(["batch_id"] if "batch_id" in judged.schema.names else [])]
         rows = pa.table({name: judged.column(name) for name in read}).filter(pc.and_not(broken, uncounted))
-        return BrokenRules(*self._count(rows), self._rejected(rows))
+        # A discarded event still rejects its batch: its rule does not depend on reviews.
+        undiscarded = rows.filter(pc.fill_null(pc.not_equal(rows["review_state"], DISCARDED), True))
+        return BrokenRules(*self._count(undiscarded), self._rejected(rows))
 
     def _count(self, rows: pa.Table) -> tuple[Counter[RuleOfWindow], dict[RuleOfWindow, tuple[str, ...]]]:
         lists = rows["rules"].combine_chunks()
         row_of_rule = pc.list_parent_indices(lists)
         by_rule = rows.select(["window", "source_schema", "source_table", "key"]).take(row_of_rule)
-        by_rule = by_rule.append_column("rule", pc.list_flatten(lists))
+        # Names of columns that no contract names are anything, and as many as there are; the event has them.
+        rules = pc.replace_substring_regex(pc.list_flatten(lists), _MISMATCH, r"\1")
+        by_rule = by_rule.append_column("rule", rules)
         of = ["window", "source_schema", "source_table", "rule"]
         counts: Counter[RuleOfWindow] = Counter()
         keys = {}
@@ -144,7 +161,7 @@ class RulesLookout:
         found: dict[TableOfBatch, tuple[str, ...]] = {}
         if not self._rejecting:
             return found
-        for row in rows.filter(pc.fill_null(pc.equal(rows["reason"], ROW_RULE), False)).to_pylist():
+        for row in rows.filter(pc.fill_null(pc.is_in(rows["reason"], _OF_THE_ROW), False)).to_pylist():
             rules = self._rejecting.get((row["source_schema"], row["source_table"]), frozenset())
             if broken := rules & set(row["rules"]):
                 batch = (row["window"], row["source_schema"], row["source_table"], row["batch_id"])

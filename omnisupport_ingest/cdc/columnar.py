@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.cdc.life import Ending, Micros, Position
+from omnisupport_ingest.cdc.life import Ending, Micros, PositionTuple
 
 EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -24,7 +25,7 @@ _BATCH_BYTES = 16 * 1024 * 1024
 _MOST_STRETCHES = 1_000
 """``filter_slices`` slices at most so many stretches of rows; with more it copies."""
 
-_NULL_POSITION: Position = (0, 0, 0)
+_NULL_POSITION: PositionTuple = (0, 0, 0)
 """Value under the mask of a null position."""
 
 ENDING = pa.struct([("position", POSITION), ("at", TIME)])
@@ -101,7 +102,7 @@ def concat(tables: Iterable[pa.Table]) -> pa.Table:
     return pa.concat_tables(held or every[:1]).combine_chunks()
 
 
-def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
+def positions(column: pa.ChunkedArray | pa.Array) -> list[PositionTuple | None]:
     """Return a struct column of positions as tuples; None where the struct is null."""
     array = one_chunk(column)
     fields = [pc.struct_field(array, index).to_pylist() for index in range(3)]
@@ -116,7 +117,7 @@ def position_parts(column: pa.Array) -> list[npt.NDArray[np.int64]]:
     return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
-def below(column: pa.Array, last: Position | pa.Array) -> npt.NDArray[np.bool_]:
+def below(column: pa.Array, last: PositionTuple | pa.Array) -> npt.NDArray[np.bool_]:
     """Return which positions of ``column`` are lower than ``last``, or than those in it."""
     epoch, lsn, ordinal = position_parts(column)
     other = last if isinstance(last, tuple) else position_parts(last)
@@ -160,7 +161,7 @@ def endings(column: pa.ChunkedArray) -> list[Sequence[Ending]]:
     return lists
 
 
-def position_array(values: Sequence[Position | None]) -> pa.Array:
+def position_array(values: Sequence[PositionTuple | None]) -> pa.Array:
     if not values:
         return pa.nulls(0, POSITION)
     mask = pa.array([value is None for value in values], pa.bool_())
@@ -193,7 +194,7 @@ def text_lists(values: Sequence[Sequence[str]]) -> pa.Array:
     return pa.array(values, pa.list_(pa.string()))
 
 
-def position_maps(values: Sequence[Sequence[tuple[str, Position]]]) -> pa.Array:
+def position_maps(values: Sequence[Sequence[tuple[str, PositionTuple]]]) -> pa.Array:
     flat = [pair for each in values for pair in each]
     return pa.MapArray.from_arrays(
         offsets([len(each) for each in values]),
@@ -219,3 +220,10 @@ def take(column: pa.ChunkedArray, rows: Sequence[int | None]) -> pa.Array:
 def offsets(counts: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
     """Return where each list begins and the last one ends, of lists of ``counts`` items."""
     return pa.array(np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]), pa.int32())
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether Spark finds the two values the same: NaN is the same as NaN, within arrays too."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other or (one != one and other != other))

@@ -19,7 +19,7 @@ from omnisupport_ingest.cdc.life import (
     Cell,
     Ending,
     Life,
-    Position,
+    PositionTuple,
     just_below,
     latest,
     life_begins,
@@ -165,7 +165,7 @@ class _Lives(LifeRows):
     ending: list[Ending | None] = field(default_factory=list, init=False)
     open_columns: list[list[str]] = field(default_factory=list, init=False)
     from_key: list[str | None] = field(default_factory=list, init=False)
-    from_at: list[Position | None] = field(default_factory=list, init=False)
+    from_at: list[PositionTuple | None] = field(default_factory=list, init=False)
 
     def add_key(self, members: Sequence[int]) -> None:
         keyed, ended = lives_of(self.folded, members)
@@ -189,7 +189,7 @@ class _Lives(LifeRows):
         }
         return pa.table({name: columns[name] for name in (*self.table_columns.names, *_OF_LIVES)})
 
-    def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
+    def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: PositionTuple) -> bool:
         """Whether a window may hold events below ``end`` that its folded row does not show.
 
         If a window folded events of the old key from both sides of the end, it kept only the later ones.
@@ -210,7 +210,9 @@ class _Lives(LifeRows):
                 above.add(folded.window[row])
         return bool((below & above) - windows)
 
-    def _add(self, kind: str, members: Sequence[int], ended_at: Position | None, ends: TableEnds) -> None:
+    def _add(
+        self, kind: str, members: Sequence[int], ended_at: PositionTuple | None, ends: TableEnds
+    ) -> None:
         folded = self.folded
         life = merge([folded.parts[row] for row in members], folded.rank)
         reaching = (each for each in ends.endings if _reaches(each.position, life, ended_at))
@@ -248,7 +250,7 @@ class _Lives(LifeRows):
         self.open_columns.append(open_columns)
         self.exact.append(self.folded.exact(cells, row))
 
-    def _add_origin(self, life: Life, begins: Position | None, doubted: Position | None) -> None:
+    def _add_origin(self, life: Life, begins: PositionTuple | None, doubted: PositionTuple | None) -> None:
         """Name the old key, but only if the life that the key change began is the current one."""
         start = _start(life)
         current = start is not None and begins is not None and start >= begins
@@ -261,7 +263,7 @@ class _Lives(LifeRows):
             self.from_at.append(None if old_key is None else just_below(start))
 
 
-def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
+def _in_doubt(life: Life, begins: PositionTuple | None, doubted: PositionTuple) -> bool:
     """Whether the quarantined delete at ``doubted`` leaves open if the row exists."""
     if life.vouching is not None and life.vouching.vouched == doubted:
         # The accepted event at this position comes after the delete (``event_fold.ORDER``).
@@ -271,7 +273,7 @@ def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
     return existed_at is None or doubted >= existed_at
 
 
-def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:
+def _doubted(life: Life, doubts: list[PositionTuple], ending: Ending | None) -> PositionTuple | None:
     """Return the latest of ``doubts`` and the life's own doubt that matters.
 
     A doubt above the end of a life that has ended does not matter: the life is not ended again.
@@ -286,11 +288,11 @@ def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Posit
     return found
 
 
-def _reaches(end: Position, life: Life, ended_at: Position | None) -> bool:
+def _reaches(end: PositionTuple, life: Life, ended_at: PositionTuple | None) -> bool:
     """Whether a table end lies above the life's first event and below its end."""
     first = life.first.first
     return first is not None and end > first and (ended_at is None or end < ended_at)
 
 
-def _start(life: Life) -> Position | None:
+def _start(life: Life) -> PositionTuple | None:
     return None if life.start is None else life.start.life_start

@@ -19,9 +19,7 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc import contents as of_contents
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.contents import AS_LANDED, Contents, with_contents
-from omnisupport_ingest.cdc.envelope import event_hash
-from omnisupport_ingest.cdc.erasing import ERASED
-from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import JudgingRules, judge_batches
 from omnisupport_ingest.visiting import Visit, visiting
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
@@ -109,18 +107,9 @@ def judge(marked: DataFrame, judging_rules: JudgingRules, visit: Visit | None = 
     table), ``verdict``, ``detector`` and ``review_state``.
 
     Tables without a contract have no rules; their events are judged by position and time alone. The values of
-    erased events are removed: an accepted one gets the hash of what is left; a quarantined one keeps its
-    hash, because reviews name it by that. ``visit``: as in ``mark_copies``; tasks also need the home's
-    tokens.
+    erased events are removed (``judging.to_store``). ``visit``: as in ``mark_copies``; tasks also need the
+    home's tokens.
     """
     kept = (field for field in marked.schema.fields if field.name not in ("copy", "collision"))
-    judged = T.StructType([*kept, *_ADDED])
-    if not judging_rules.erasures:
-        look = partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW)
-        return marked.mapInArrow(visiting(visit, look), judged)
-    judged_and_erased = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
-    erase = partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW)
-    erased = marked.mapInArrow(visiting(visit, erase), judged_and_erased)
-    blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
-    hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
-    return erased.withColumn("event_hash", hashed).drop(ERASED)
+    look = partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW)
+    return marked.mapInArrow(visiting(visit, look), T.StructType([*kept, *_ADDED]))

@@ -7,9 +7,13 @@ compare and route events are columns of their own.
 
 from __future__ import annotations
 
+from functools import reduce
+
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+
+from omnisupport_ingest.position import UNREAD
 
 POSITION_TYPE = T.StructType(
     [
@@ -78,8 +82,10 @@ QUARANTINE_BY = ("window", "reason")
 def event_hash() -> Column:
     """64-bit hash (xxHash64) of an event's position and content, without capture metadata.
 
-    Two events at one position are the same event if and only if their hashes are equal.
+    Two events at one position are the same event if and only if their hashes are equal. Of what was delivered
+    and could not be read, only the identity says which it is.
     """
+    unread = reduce(Column.__or__, (F.col("identity").startswith(start) for start in UNREAD))
     return F.xxhash64(
         "epoch",
         "commit_lsn",
@@ -93,4 +99,5 @@ def event_hash() -> Column:
         F.coalesce(F.array_join(F.array_sort("unchanged"), "\x00"), F.lit("\x01")),
         F.coalesce("moved_from_key", F.lit("\x00")),
         "source_ts",
+        F.when(unread, F.col("identity")),
     )

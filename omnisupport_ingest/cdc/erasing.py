@@ -8,19 +8,19 @@ such columns unresolved, as always, and invents nothing for them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc.images import read_image
-from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.life import PositionTuple
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.json_values import compact
-
-ERASED = "erased"
-"""Column that marks erased events, so that accepted ones get a new hash of their content."""
 
 _VALUES = ("before", "after", "unchanged", "envelope")
 
@@ -32,10 +32,10 @@ KeyPlace = tuple[str, str, str]
 class Span:
     """Events of a key above ``after`` (None: from the first one) up to and including ``through``."""
 
-    after: Position | None
-    through: Position
+    after: PositionTuple | None
+    through: PositionTuple
 
-    def holds(self, position: Position) -> bool:
+    def holds(self, position: PositionTuple) -> bool:
         return position <= self.through and (self.after is None or position > self.after)
 
 
@@ -48,15 +48,21 @@ class Erasures:
     def __bool__(self) -> bool:
         return bool(self.spans)
 
-    def holds(self, place: TableName, key: str | None, position: Position) -> bool:
+    def holds(self, place: TableName, key: str | None, position: PositionTuple) -> bool:
         """Whether the event of ``key`` at ``position`` was erased. ``place``: schema and table."""
-        if key is None or place not in self._tables:
+        if key is None or place not in self.tables:
             return False
         return any(span.holds(position) for span in self.spans.get((*place, key_hash(key)), ()))
 
     @cached_property
-    def _tables(self) -> frozenset[TableName]:
+    def tables(self) -> frozenset[TableName]:
+        """The tables with erased rows."""
         return frozenset((schema, table) for schema, table, _ in self.spans)
+
+    @cached_property
+    def last(self) -> PositionTuple:
+        """The highest position of an erased event. Raises ``ValueError`` if nothing was erased."""
+        return max(span.through for spans in self.spans.values() for span in spans)
 
 
 def key_hash(key: str) -> str:
@@ -64,36 +70,42 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def erase_batches(
-    batches: Iterable[pa.RecordBatch],
-    erasures: Erasures,
-    keys: Mapping[TableName, Collection[str]],
-) -> Iterator[pa.RecordBatch]:
-    """Remove the values of erased events, and add the boolean column ``ERASED``.
-
-    In: columns of ``RAW_TYPE`` and any others. ``keys``: the key's columns, by schema and table.
-    """
-    for batch in batches:
-        erased = _erased(batch, erasures)
-        columns = {name: batch.column(name) for name in batch.schema.names}
-        if any(erased):
-            columns |= _without_values(batch, erased, keys)
-        names = [*columns, ERASED]
-        yield pa.RecordBatch.from_arrays([*columns.values(), pa.array(erased, pa.bool_())], names=names)
-
-
-def _erased(batch: pa.RecordBatch, erasures: Erasures) -> list[bool]:
+def erased_in(batch: pa.RecordBatch, erasures: Erasures) -> list[bool]:
+    """Whether each event of ``batch`` was erased."""
+    erased = [False] * len(batch)
+    if not erasures:
+        return erased
+    rows = np.flatnonzero(_may_be_erased(batch, erasures))
+    if not len(rows):
+        return erased
     names = ("source_schema", "source_table", "key", "epoch", "commit_lsn", "ordinal")
-    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-    return [
-        erasures.holds((schema, table), key, (epoch, lsn, ordinal))
-        for schema, table, key, epoch, lsn, ordinal in rows
-    ]
+    events = batch.select(list(names)).take(pa.array(rows))
+    values = (events.column(name).to_pylist() for name in names)
+    for row, schema, table, key, *position in zip(rows.tolist(), *values, strict=True):
+        epoch, lsn, ordinal = position
+        erased[row] = erasures.holds((schema, table), key, (epoch, lsn, ordinal))
+    return erased
 
 
-def _without_values(
-    batch: pa.RecordBatch, erased: list[bool], keys: Mapping[TableName, Collection[str]]
-) -> dict[str, pa.Array]:
+def _may_be_erased(batch: pa.RecordBatch, erasures: Erasures) -> npt.NDArray[np.bool_]:
+    """Which events are of a table of which rows were erased, and not above all that was erased.
+
+    New events lie above, so they cost no look at their keys.
+    """
+    tables = pa.array(sorted({table for _, table in erasures.tables}), pa.string())
+    wanted: npt.NDArray[np.bool_] = pc.is_in(batch.column("source_table"), tables).to_numpy(False)
+    epoch, lsn, ordinal = (batch.column(name).to_numpy() for name in ("epoch", "commit_lsn", "ordinal"))
+    last = erasures.last
+    below = (lsn < last[1]) | ((lsn == last[1]) & (ordinal <= last[2]))
+    old: npt.NDArray[np.bool_] = wanted & ((epoch < last[0]) | ((epoch == last[0]) & below))
+    return old
+
+
+def without_values(
+    batch: pa.RecordBatch, erased: Sequence[bool], keys: Mapping[TableName, Collection[str]]
+) -> pa.RecordBatch:
+    """Remove the values of the ``erased`` events of ``batch``. ``keys``: the key's columns, by schema and
+    table."""
     values = {name: batch.column(name).to_pylist() for name in _VALUES}
     tables = zip(
         batch.column("source_schema").to_pylist(), batch.column("source_table").to_pylist(), strict=True
@@ -103,7 +115,11 @@ def _without_values(
             after, unchanged = _blanked(values["after"][row], values["unchanged"][row], keys.get(place, ()))
             values["after"][row], values["unchanged"][row] = after, unchanged
             values["before"][row] = values["envelope"][row] = None
-    return {name: pa.array(values[name], batch.schema.field(name).type) for name in _VALUES}
+    for name in _VALUES:
+        place = batch.schema.get_field_index(name)
+        column = batch.schema.field(place)
+        batch = batch.set_column(place, column, pa.array(values[name], column.type))
+    return batch
 
 
 def _blanked(

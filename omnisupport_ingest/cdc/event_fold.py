@@ -22,7 +22,7 @@ import pyarrow as pa
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
-from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
+from omnisupport_ingest.cdc.life import Ending, Life, Part, PositionTuple, just_below, merge
 from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
 
@@ -72,7 +72,7 @@ class Cells:
     """
 
     image: Mapping[str, Any]
-    apart: Sequence[tuple[str, Position]] = ()
+    apart: Sequence[tuple[str, PositionTuple]] = ()
     unresolved: Sequence[str] = ()
 
 
@@ -91,7 +91,7 @@ class FoldedRow:
     window: str
     kind: str
     key: str | None
-    ended_at: Position | None
+    ended_at: PositionTuple | None
     life: Life | None
     cells: Cells
     key_range: str | None = None
@@ -145,7 +145,7 @@ class Events:
     def __init__(self, table: pa.Table, defaults: Defaults = ()) -> None:
         self._defaults = defaults
         self.op: list[str] = table["op"].to_pylist()
-        self.position: list[Position] = list(
+        self.position: list[PositionTuple] = list(
             zip(
                 table["epoch"].to_pylist(),
                 table["commit_lsn"].to_pylist(),
@@ -206,7 +206,7 @@ def _add_table_ends(events: Events, window: str, members: Sequence[int], rows: l
     The ``after`` of a snapshot end is its key range, None if it ends the whole table.
     """
     kinds = {"t": TRUNCATE, "b": SNAPSHOT_END}
-    chosen: dict[tuple[str, Position, str | None], int] = {}
+    chosen: dict[tuple[str, PositionTuple, str | None], int] = {}
     for row in members:
         if events.op[row] in kinds:
             kind = kinds[events.op[row]]
@@ -227,7 +227,7 @@ def _add_key(
     table_columns: TableColumns,
 ) -> None:
     """Add the row of one key, and one row per life of it that a key change ended."""
-    ends: set[Position] = set()
+    ends: set[PositionTuple] = set()
     if len(members) > 1 or events.op[members[0]] == OLD_KEY_ENDED:
         for row in members:
             # A complete image never takes a column from the old key.

@@ -11,12 +11,16 @@ text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
+
+from omnisupport_ingest.position import UNREAD
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -53,7 +57,16 @@ def event_hashes(events: pa.Table) -> pa.Int64Array:
         found = _of_texts(found, _joined(events["unchanged"]), b"\x01")
         found = _of_texts(found, events["moved_from_key"].combine_chunks(), b"\x00")
         found = _of_numbers(found, events["source_ts"].cast(pa.int64()), np.uint64)
+        found = _of_texts(found, _unread(events["identity"].combine_chunks()), None)
     return pa.array(found.view(np.int64))
+
+
+def _unread(identities: pa.Array) -> pa.Array:
+    """Return the identities of events that could not be read, and NULL for all others."""
+    if identities.null_count == len(identities):
+        return identities
+    unread = reduce(pc.or_, (pc.starts_with(identities, start) for start in UNREAD))
+    return pc.if_else(unread, identities, pa.scalar(None, pa.string()))
 
 
 def _joined(names: pa.ChunkedArray) -> pa.Array:

@@ -7,7 +7,7 @@ event that changes or ends the row.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Events, TableColumns, key_columns
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
-from omnisupport_ingest.cdc.life import Micros, Position, just_below
+from omnisupport_ingest.cdc.life import Micros, PositionTuple, just_below
 from omnisupport_ingest.cdc.ordinary_fold import Defaults
 from omnisupport_ingest.key_range import KeyRange
 
@@ -48,7 +48,7 @@ class TableEvent:
     ``at`` and ``landed_at``: microseconds since 1970. ``key_range``: the keys that it reaches; None: all.
     """
 
-    position: Position
+    position: PositionTuple
     op: str
     withheld: bool
     at: Micros
@@ -62,7 +62,7 @@ class Opening:
     """The event that a version begins with. Times are microseconds since 1970; ``by`` is the operation or
     ``KEY_CHANGED``."""
 
-    position: Position
+    position: PositionTuple
     by: str
     at: Micros
     batch_id: str | None
@@ -85,7 +85,7 @@ class Version:
     opened: Opening
     image: Mapping[str, Any]
     undecided: frozenset[str] = frozenset()
-    origin: tuple[str, Position] | None = None
+    origin: tuple[str, PositionTuple] | None = None
     doubtful: bool = False
 
 
@@ -141,13 +141,13 @@ class Walk:
     key: str
     table_columns: TableColumns
     ends: Sequence[TableEvent]
-    end_positions: Sequence[Position]
+    end_positions: Sequence[PositionTuple]
     rows: Versions
     open_version: Version | None = None
     seen: bool = False
     doubted_after_end: bool = False
     next_end: int = 0
-    left_at: frozenset[Position] = frozenset()
+    left_at: frozenset[PositionTuple] = frozenset()
 
     def apply_all(self, members: Sequence[int]) -> None:
         """Apply the events ``members`` and the table's truncates and snapshot ends, and write the versions to
@@ -166,7 +166,7 @@ class Walk:
             else:
                 self._apply(row)
                 self.seen = True
-            self.next_end = bisect_left(self.end_positions, position)
+            self.next_end = bisect_right(self.end_positions, position)
         self._apply_table_events(None)
         if self.open_version is not None:
             self.rows.add(self.key, self.open_version, None)
@@ -174,7 +174,7 @@ class Walk:
     def _once(self, members: Sequence[int]) -> list[int]:
         """Return each accepted event once, and the withheld events that no accepted one voids."""
         events = self.events
-        accepted: dict[tuple[Position, str], int] = {}
+        accepted: dict[tuple[PositionTuple, str], int] = {}
         withheld = []
         for row in members:
             event = (events.position[row], events.op[row])
@@ -184,7 +184,7 @@ class Walk:
                 withheld.append(row)
             elif event not in accepted or events.rank(row) > events.rank(accepted[event]):
                 accepted[event] = row
-        highest: dict[Position, int] = {}
+        highest: dict[PositionTuple, int] = {}
         for position, op in accepted:
             highest[position] = max(ORDER[op], highest.get(position, 0))
         still_withheld = (
@@ -202,10 +202,10 @@ class Walk:
     def _is_complete(self, row: int) -> bool:
         return self.events.carried(row).keys() >= self.table_columns.non_key_set
 
-    def _apply_table_events(self, until: Position | None) -> None:
-        """Apply truncates and snapshot ends below ``until`` that were not applied yet; None: all that are
-        left."""
-        stop = len(self.ends) if until is None else bisect_left(self.end_positions, until)
+    def _apply_table_events(self, until: PositionTuple | None) -> None:
+        """Apply truncates and snapshot ends at or below ``until`` that were not applied yet; None: all that
+        are left. At one position they come before events of rows (``event_fold.ORDER``)."""
+        stop = len(self.ends) if until is None else bisect_right(self.end_positions, until)
         # A row that has ended is not ended again, so usually one step is enough.
         while self.open_version is not None and self.next_end < stop:
             end = self.ends[self.next_end]
@@ -217,7 +217,7 @@ class Walk:
         if self.open_version is None and self.seen and self.next_end < stop:
             self.doubted_after_end = self.ends[stop - 1].withheld
 
-    def _keep_ended_life(self, end: Position) -> None:
+    def _keep_ended_life(self, end: PositionTuple) -> None:
         """Keep the life as it is just below the key change whose ``d`` is at ``end``."""
         if self.open_version is not None:
             self.rows.add_life(self.key, end, self.open_version)
@@ -237,8 +237,16 @@ class Walk:
             for name, value in events.carried(row).items()
             if name in self.table_columns.non_key_set
         }
-        if op != "u":
-            self.open_version = Version(opening, {}) if withheld else self._new_life(opening, row, carried)
+        if op != "u" and withheld:
+            # Two quarantined events at one position: the other one may have ended the row.
+            doubtful = (
+                open_version is not None
+                and open_version.doubtful
+                and open_version.opened.position == opening.position
+            )
+            self.open_version = Version(opening, {}, doubtful=doubtful)
+        elif op != "u":
+            self.open_version = self._new_life(opening, row, carried)
         elif open_version is None:
             # Two quarantined events after an end: the update may be of the row that the delete ended.
             doubtful = withheld and self.doubted_after_end
@@ -289,7 +297,7 @@ class Versions:
 
     table_columns: TableColumns
     key: list[str] = field(default_factory=list)
-    ended_at: list[Position | None] = field(default_factory=list)
+    ended_at: list[PositionTuple | None] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     closed: list[Opening | None] = field(default_factory=list)
 
@@ -299,7 +307,7 @@ class Versions:
         self.versions.append(version)
         self.closed.append(closed)
 
-    def add_life(self, key: str, end: Position, version: Version) -> None:
+    def add_life(self, key: str, end: PositionTuple, version: Version) -> None:
         self.add(key, version, None)
         self.ended_at[-1] = end
 

@@ -37,7 +37,7 @@ from omnisupport_ingest.cdc.history_rows import (
     Walk,
 )
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
-from omnisupport_ingest.cdc.life import Position, just_below
+from omnisupport_ingest.cdc.life import PositionTuple, just_below
 from omnisupport_ingest.cdc.stored import hashes_in, with_hashes
 from omnisupport_ingest.cdc.typed_fold import events_to_fold
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
@@ -78,7 +78,7 @@ class HistoryRules:
     columns: tuple[Column, ...]
     schema: pa.Schema
     event: pa.DataType
-    through: Position
+    through: PositionTuple
     new_ends: tuple[TableEvent, ...] = ()
     soft_delete_column: str | None = None
     source_schema: str | None = None
@@ -283,7 +283,7 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
             and by[row] in CHANGE_NOTHING
             and keys[before] == keys[row]
             and ends[before] == begins[row]
-            and all(_is_same(values[before], values[row]) for values in compared)
+            and all(columnar.is_same(values[before], values[row]) for values in compared)
         ):
             last[-1] = row
         else:
@@ -295,11 +295,6 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
     for name in CLOSING:
         kept = kept.set_column(kept.column_names.index(name), kept.schema.field(name), ending[name])
     return kept.combine_chunks()
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether Spark finds the two values the same: NaN is the same as NaN."""
-    return bool(one == other or (one != one and other != other))
 
 
 def _open_versions(old: pa.Table, table_columns: TableColumns) -> dict[str, Version]:

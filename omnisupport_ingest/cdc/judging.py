@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.decrypting import decrypt
-from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
+from omnisupport_ingest.cdc.erasing import Erasures, erased_in, without_values
+from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, OrdinaryEvents, Taken
@@ -36,6 +37,7 @@ from omnisupport_ingest.contracts.decision_table import (
     CONTRACT,
     DEDUPE,
     DEDUPE_KEY,
+    DISCARDED_EVENT,
     DUPLICATE_POSITION,
     ENVELOPE,
     EPOCH,
@@ -47,18 +49,21 @@ from omnisupport_ingest.contracts.decision_table import (
     OUT_OF_ORDER,
     OUT_OF_RANGE_TIME,
     REPLAY_WINDOW,
+    REVIEW_LEDGER,
     ROW_RULE,
     SCENARIOS,
+    SCHEMA_MISMATCH,
     SEQUENCE_OR_TS,
     TOO_LATE,
     WATERMARK_GAP,
     WINDOW,
     DecisionTable,
-    Finding,
+    DetectedScenario,
 )
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS, TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.protection import Secrets
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
@@ -70,6 +75,9 @@ is needed."""
 
 RELEASE, DISCARD = "release", "discard"
 """What a person decides about a quarantined event."""
+
+DISCARD_COPIES = "discard copies"
+"""A discard that concerns only the copies of an event, because only they were in quarantine."""
 
 ADDED = ("late", "rules", "reason", "verdict", "detector", "review_state")
 """The columns that judging adds."""
@@ -94,10 +102,11 @@ _OUT_OF_RANGE = WINDOW.found(OUT_OF_RANGE_TIME)
 _COLLISION, _COPY = DEDUPE_KEY.found(COLLISION), DEDUPE_KEY.found(DUPLICATE_POSITION)
 _OLDER_EPOCH = EPOCH.found(OLDER_EPOCH)
 _MALFORMED, _ROW_RULE = ENVELOPE.found(MALFORMED), CONTRACT.found(ROW_RULE)
-_BATCH_REJECTED = CONTRACT.found(BATCH_REJECTED)
+_SCHEMA_MISMATCH, _BATCH_REJECTED = CONTRACT.found(SCHEMA_MISMATCH), CONTRACT.found(BATCH_REJECTED)
 _OUT_OF_ORDER = SEQUENCE_OR_TS.found(OUT_OF_ORDER)
 _TOO_LATE = MAX_LATENESS.found(TOO_LATE)
 LATE_FOUND = WATERMARK_GAP.found(LATE)
+_DISCARDED_EVENT = REVIEW_LEDGER.found(DISCARDED_EVENT)
 """The findings of judging: a detector and the scenario it looks for. A late event may have another finding
 too."""
 
@@ -123,13 +132,14 @@ class JudgingRules:
         contracts: of the source.
         decisions: the decision table.
         window_length: length of the lake's windows.
-        reviews: what people decided about single events (``RELEASE`` or ``DISCARD``).
+        reviews: what people decided about single events (``RELEASE``, ``DISCARD`` or ``DISCARD_COPIES``).
         erasures: the rows whose values are removed from their events after judging.
         secrets: keys for the policies for personal data.
         sealed: windows that retention sealed; they accept no event.
         rejected: for each batch of a table in which an event breaks a rule that rejects its batch, the names
             of these rules. A first judging finds them (``broken_rules``); a second one, with them, withholds
             all events of the batch.
+        row_columns: of each table whose rows wait if they are not of the contract's columns.
     """
 
     contracts: tuple[TableContract, ...]
@@ -140,6 +150,7 @@ class JudgingRules:
     secrets: Secrets = field(default_factory=Secrets)
     sealed: frozenset[str] = frozenset()
     rejected: Mapping[TableOfBatch, tuple[str, ...]] = field(default_factory=dict)
+    row_columns: Mapping[TableName, RowColumns] = field(default_factory=dict)
 
 
 def judge_batches(
@@ -149,7 +160,7 @@ def judge_batches(
     few: int = FEW,
     taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Judge marked events and protect their personal values.
+    """Judge marked events, protect their personal values, and remove the values of erased ones.
 
     Args:
         batches: columns of ``RAW_TYPE`` and ``MARKS``.
@@ -160,9 +171,8 @@ def judge_batches(
         The batches with the columns ``ADDED`` instead of ``MARKS``.
     """
     protections = Protections.of(judging_rules.contracts, judging_rules.secrets)
-    return protect_batches(
-        judge_unprotected(batches, judging_rules, few=few, taken=taken), protections, few=few
-    )
+    judged = judge_unprotected(batches, judging_rules, few=few, taken=taken)
+    return to_store(judged, judging_rules, protections, few=few)
 
 
 def judge_unprotected(
@@ -185,17 +195,35 @@ def judge_unprotected(
             batch, to_judge = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
         kept = [name for name in batch.schema.names if name not in MARKS]
         yield pa.RecordBatch.from_arrays(
-            [*(batch.column(name) for name in kept), *judge.judged(to_judge)], names=[*kept, *ADDED]
+            [*(batch.column(name) for name in kept), *judge.judged(to_judge, batch.column("after"))],
+            names=[*kept, *ADDED],
         )
 
 
-def judge_and_erase(
-    batches: Iterable[pa.RecordBatch], judging_rules: JudgingRules, *, few: int = FEW
+def to_store(
+    judged: Iterable[pa.RecordBatch], judging_rules: JudgingRules, protections: Protections, *, few: int = FEW
 ) -> Iterator[pa.RecordBatch]:
-    """Judge events as ``judge_batches`` does, then remove the values of erased ones. Adds the column
-    ``erasing.ERASED`` too."""
+    """Protect the personal values of judged events, and remove the values of erased ones.
+
+    An accepted event gets the hash of what is left. A quarantined one keeps its hash, because reviews name it
+    by that. ``protections``: those of the rules.
+    """
+    protected = protect_batches(judged, protections, few=few)
+    if not judging_rules.erasures:
+        yield from protected
+        return
     keys = {each.table_name: each.key for each in judging_rules.contracts}
-    return erase_batches(judge_batches(batches, judging_rules, few=few), judging_rules.erasures, keys)
+    for batch in protected:
+        erased = erased_in(batch, judging_rules.erasures)
+        yield _hashed_again(without_values(batch, erased, keys), erased) if any(erased) else batch
+
+
+def _hashed_again(batch: pa.RecordBatch, erased: Sequence[bool]) -> pa.RecordBatch:
+    changed = pc.and_(pa.array(erased), pc.equal(batch.column("verdict"), ACCEPTED))
+    left = event_hashes(pa.Table.from_batches([batch.filter(changed)]))
+    place = batch.schema.get_field_index("event_hash")
+    hashes = pc.replace_with_mask(batch.column(place), changed, left)
+    return batch.set_column(place, batch.schema.field(place), hashes)
 
 
 class _Tables:
@@ -218,6 +246,9 @@ class _Tables:
             for row, broken in zip(of_table, self._rules_of(table_name).broken_of(images), strict=True):
                 found[row] = broken
         return found
+
+    def has_contract(self, table_name: TableName) -> bool:
+        return table_name in self._contracts
 
     def withheld(self, table_name: TableName, broken: Sequence[str]) -> bool:
         return bool(broken) and self._rules_of(table_name).withheld(broken)
@@ -248,12 +279,14 @@ class _Judge:
             few=few,
             rejected={batch_id for *_, batch_id in judging_rules.rejected},
             sealed=judging_rules.sealed,
+            row_columns=judging_rules.row_columns,
         )
         # Only scenarios that keep an event out are looked for.
         self._strict = {name for name in SCENARIOS if judging_rules.decisions.action(name) not in _PASSES}
 
-    def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns ``ADDED`` of ``batch``, in this order."""
+    def judged(self, batch: pa.RecordBatch, stored: pa.StringArray) -> list[pa.Array]:
+        """Return the columns ``ADDED`` of ``batch``, in this order. ``stored``: its new images before they
+        were decrypted."""
         plain = self._ordinary.find(batch, self._taken)
         copies = pc.greater(batch.column("copy"), 1)
         ordinary = plain.ordinary
@@ -265,7 +298,10 @@ class _Judge:
         exactly = [
             pa.concat_arrays([pa.array([plain, copy], kind), found])
             for (plain, kind), copy, found in zip(
-                _ORDINARY, _PLAIN_COPY, self._one_by_one(batch.filter(others)), strict=True
+                _ORDINARY,
+                _PLAIN_COPY,
+                self._one_by_one(batch.filter(others), stored.filter(others)),
+                strict=True,
             )
         ]
         # Each column in ``exactly`` has the value of an ordinary event first, that of a copy of one second,
@@ -280,14 +316,16 @@ class _Judge:
             added[number] = _with_warnings(exactly[number], numbers.to_numpy(), warned)
         return added
 
-    def _one_by_one(self, batch: pa.RecordBatch) -> list[pa.Array]:
+    def _one_by_one(self, batch: pa.RecordBatch, stored: pa.StringArray) -> list[pa.Array]:
         rows = _EventColumns(batch, with_batch=bool(self._judging_rules.rejected))
         started = time.perf_counter()
         images = [self._row_image(rows, row) for row in range(batch.num_rows)]
         rules = self._tables.broken([(rows.table_name(row), image) for row, image in enumerate(images)])
+        mismatches = self._mismatches(rows, images, stored)
+        rules = [[*each, *broken] for each, broken in zip(mismatches, rules, strict=True)]
         self._taken.rules_seconds += time.perf_counter() - started
         lates: list[bool] = []
-        findings: list[Finding | None] = []
+        findings: list[DetectedScenario | None] = []
         verdicts: list[str] = []
         states: list[str | None] = []
         for row in range(batch.num_rows):
@@ -295,12 +333,14 @@ class _Judge:
             decided = (
                 self._judging_rules.reviews.get(rows.event(row)) if self._judging_rules.reviews else None
             )
-            carried = _RowImage(
-                images[row], rules[row], self._judging_rules.rejected.get(rows.of_batch(row), ())
-            )
+            rejected = self._judging_rules.rejected.get(rows.of_batch(row), ())
+            carried = _RowImage(images[row], rules[row], rejected, mismatched=bool(mismatches[row]))
             found = self._finding(rows, row, late, too_late, carried, released=decided == RELEASE)
             if rows.copy[row] > 1:
                 found = _COPY
+            elif found is None and decided == DISCARD:
+                # Whatever a contract or the decision table says since, the event is never accepted.
+                found = _DISCARDED_EVENT
             if found is _BATCH_REJECTED:
                 rules[row] = [*dict.fromkeys([*rules[row], *carried.rejected])]
             verdict, state = self._verdict(found, decided)
@@ -324,7 +364,24 @@ class _Judge:
         image = read_image(rows.after[row])
         return None if image is None else with_unsent(image, rows.unchanged[row], rows.before(row))
 
-    def _verdict(self, found: Finding | None, decided: str | None) -> tuple[str, str | None]:
+    def _mismatches(
+        self, rows: _EventColumns, images: Sequence[Image | None], stored: pa.StringArray
+    ) -> list[list[str]]:
+        """Return for each row how its columns, sent or not, are at odds with its contract."""
+        found: list[list[str]] = [[] for _ in images]
+        if not self._judging_rules.row_columns:
+            return found
+        for row, image in enumerate(images):
+            columns = self._judging_rules.row_columns.get(rows.table_name(row))
+            if columns is not None and image is not None:
+                there = {*image, *(rows.unchanged[row] or ())}
+                if stored[row].as_py() != rows.after[row]:
+                    # Without the destroyed key nobody knows any more which columns it lacked.
+                    there |= columns.required
+                found[row] = columns.mismatches(there)
+        return found
+
+    def _verdict(self, found: DetectedScenario | None, decided: str | None) -> tuple[str, str | None]:
         if found is None:
             return ACCEPTED, None
         if found is _COPY and DUPLICATE_POSITION not in self._strict:
@@ -332,7 +389,7 @@ class _Judge:
         return QUARANTINED, self._state(found.scenario, decided)
 
     def _state(self, reason: str, decided: str | None) -> str:
-        if decided == DISCARD:
+        if decided == DISCARD or (decided == DISCARD_COPIES and reason == DUPLICATE_POSITION):
             return DISCARDED
         return OPEN if self._judging_rules.decisions.needs_review(reason) else NOT_NEEDED
 
@@ -355,15 +412,17 @@ class _Judge:
 
     def _finding(
         self, rows: _EventColumns, row: int, late: bool, too_late: bool, carried: _RowImage, *, released: bool
-    ) -> Finding | None:
+    ) -> DetectedScenario | None:
         """Return the first scenario that keeps the event out, or None.
 
         A release overrides doubts about when and from where an event came. It does not override what the
         event carries: a row that cannot be read, or that breaks its contract, would break the dimension.
         """
         malformed = rows.op[row] in IMAGE_OPS and carried.image is None
-        # Without a whole key nobody knows which row the event is about, not even if it is a delete.
-        malformed |= rows.op[row] in ROW_OPS and not rows.has_whole_keys(row)
+        # Without a whole key nobody knows which row the event is about, not even if it is a delete. Without a
+        # contract nobody asks, and capture lands no key of several columns.
+        asked = rows.op[row] in ROW_OPS and self._tables.has_contract(rows.table_name(row))
+        malformed |= asked and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:
@@ -376,6 +435,8 @@ class _Judge:
             return _OLDER_EPOCH
         if malformed:
             return _MALFORMED
+        if carried.mismatched:
+            return _SCHEMA_MISMATCH
         if self._tables.withheld(rows.table_name(row), carried.broken):
             return _ROW_RULE
         if released:
@@ -392,11 +453,12 @@ class _Judge:
 @dataclass(frozen=True, slots=True)
 class _RowImage:
     """The row image of an event, the names of the rules that it breaks, and of those that reject its whole
-    batch."""
+    batch; and whether it is not of its contract's columns."""
 
     image: Image | None
     broken: Sequence[str]
     rejected: tuple[str, ...]
+    mismatched: bool
 
 
 class _EventColumns:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-Position = tuple[int, int, int]
+PositionTuple = tuple[int, int, int]
 """(epoch, commit LSN, ordinal)."""
 
 Micros = int
@@ -26,7 +26,7 @@ Micros = int
 class Ending(NamedTuple):
     """A delete, truncate or snapshot end: it ends the life of the keys it reaches."""
 
-    position: Position
+    position: PositionTuple
     at: Micros
 
 
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
     position. ``row``: number of the row that has the value.
     """
 
-    position: Position
+    position: PositionTuple
     known: bool
     row: int
 
@@ -59,14 +59,14 @@ class Part:
     """
 
     row: int
-    position: Position | None
-    first: Position | None
-    alive: Position | None = None
-    life_start: Position | None = None
+    position: PositionTuple | None
+    first: PositionTuple | None
+    alive: PositionTuple | None = None
+    life_start: PositionTuple | None = None
     moved_from: str | None = None
     deletes: Sequence[Ending] = ()
-    doubt: Position | None = None
-    vouched: Position | None = None
+    doubt: PositionTuple | None = None
+    vouched: PositionTuple | None = None
 
 
 @dataclass(slots=True)
@@ -92,14 +92,14 @@ class Life:
     doubting: Part | None
     vouching: Part | None
     deletes: Sequence[Ending]
-    begins: Position | None
+    begins: PositionTuple | None
 
     @property
-    def alive(self) -> Position | None:
+    def alive(self) -> PositionTuple | None:
         return self.living.alive if self.living is not None else None
 
     @property
-    def known_to_exist(self) -> Position | None:
+    def known_to_exist(self) -> PositionTuple | None:
         """Position of the latest event after which the key is known to exist: an accepted one, or a new
         life."""
         vouched = self.vouching.vouched if self.vouching is not None else None
@@ -148,7 +148,7 @@ def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
 
 
 def _later(
-    held: Part, part: Part, at: Position | None, other: Position | None, rank: Callable[[int], Any]
+    held: Part, part: Part, at: PositionTuple | None, other: PositionTuple | None, rank: Callable[[int], Any]
 ) -> Part:
     """Return the later of two parts, by the positions ``at`` and ``other``."""
     if other is None or held is part:
@@ -158,11 +158,11 @@ def _later(
     return part if other == at and rank(part.row) > rank(held.row) else held
 
 
-def _start(part: Part) -> tuple[Position | None, str]:
+def _start(part: Part) -> tuple[PositionTuple | None, str]:
     return part.life_start, part.moved_from or ""
 
 
-def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> list[Ending]:
+def deletes_that_matter(alive: PositionTuple | None, deletes: Iterable[Ending]) -> list[Ending]:
     """Return the last delete at or below the latest living event, and all above it, in order.
 
     Deletes below that one cannot matter any more: life starts and living events only move up. A delete at the
@@ -176,7 +176,9 @@ def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> li
     return below[-1:] + above
 
 
-def life_begins(alive: Position | None, start: Position | None, endings: Sequence[Ending]) -> Position | None:
+def life_begins(
+    alive: PositionTuple | None, start: PositionTuple | None, endings: Sequence[Ending]
+) -> PositionTuple | None:
     """Return the later of the life's start and the last ending below ``alive``; None if there is neither."""
     if alive is None or not endings:
         return start
@@ -184,7 +186,7 @@ def life_begins(alive: Position | None, start: Position | None, endings: Sequenc
     return latest(start, last)
 
 
-def winner(cells: Iterable[Cell], begins: Position | None) -> Cell | None:
+def winner(cells: Iterable[Cell], begins: PositionTuple | None) -> Cell | None:
     """Return the latest of one column's cells; None if it belongs to an earlier life or there is none."""
     best = max(cells, default=None)
     if best is None or (begins is not None and best.position < begins):
@@ -192,13 +194,13 @@ def winner(cells: Iterable[Cell], begins: Position | None) -> Cell | None:
     return best
 
 
-def latest(one: Position | None, other: Position | None) -> Position | None:
+def latest(one: PositionTuple | None, other: PositionTuple | None) -> PositionTuple | None:
     """Return the later of two positions; None only if both are."""
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)
 
 
-def just_below(start: Position) -> Position:
+def just_below(start: PositionTuple) -> PositionTuple:
     """Return the position of the ``d`` of a key change whose ``c`` is at ``start``."""
     return (start[0], start[1], start[2] - 1)

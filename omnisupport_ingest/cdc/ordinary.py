@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,10 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc.columnar import TIME
 from omnisupport_ingest.cdc.lateness import closes_at
 from omnisupport_ingest.contracts.column_rules import ColumnRules
-from omnisupport_ingest.contracts.flat_images import read_flat
+from omnisupport_ingest.contracts.flat_images import FlatImages, read_flat
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 IMAGE_OPS = frozenset("cur")
@@ -95,6 +97,7 @@ class OrdinaryEvents:
         few: int = FEW,
         rejected: Collection[str] = (),
         sealed: Collection[str] = (),
+        row_columns: Mapping[TableName, RowColumns] = MappingProxyType({}),
     ) -> None:
         """Create a finder for the tables of ``contracts``.
 
@@ -104,6 +107,7 @@ class OrdinaryEvents:
             few: at most so many events of a table in a batch are left to be judged one by one.
             rejected: batches with rejected events; none of their events is ordinary.
             sealed: windows that accept no event; none of theirs is ordinary.
+            row_columns: of tables whose rows wait if they are not of their contract's columns.
         """
         self._contracts = contracts
         self._rules: dict[TableName, ColumnRules] = {}
@@ -112,6 +116,7 @@ class OrdinaryEvents:
         self._few = few
         self._rejected = pa.array(sorted(rejected), pa.string()) if rejected else None
         self._sealed = pa.array(sorted(sealed), pa.string()) if sealed else None
+        self._row_columns = row_columns
 
     def find(self, batch: pa.RecordBatch, taken: Taken) -> OrdinaryMask:
         """Find the ordinary events among the marked events of ``batch``; copies of ordinary events are
@@ -130,7 +135,8 @@ class OrdinaryEvents:
             found = pc.and_not(found, pc.is_in(batch.column("window"), self._sealed))
         for table_name, of_table in self._tables_of(batch):
             mask = pc.and_(found, of_table)
-            events = batch if mask.true_count == batch.num_rows else batch.select(_READ_COLUMNS).filter(mask)
+            read = [*_READ_COLUMNS, *(["unchanged"] if table_name in self._row_columns else [])]
+            events = batch if mask.true_count == batch.num_rows else batch.select(read).filter(mask)
             if not events.num_rows:
                 continue
             in_time = self._in_time(events, self._contracts[table_name].allowed_lateness)
@@ -182,14 +188,18 @@ class OrdinaryEvents:
         bringing = pc.is_in(events.column("op"), _IMAGES)
         rules, after = self._rules_of(table_name), events.column("after")
         every = bringing.true_count == len(bringing)
-        images = read_flat(
-            after if every else after.filter(bringing), rules.columns or self._contracts[table_name].key
-        )
+        read, columns = rules.columns or self._contracts[table_name].key, self._row_columns.get(table_name)
+        seen = sorted(columns.named.difference(read)) if columns is not None else ()
+        images = read_flat(after if every else after.filter(bringing), read, seen=seen)
         judged = rules.judged(images.texts, images.sent)
+        good = pc.and_(images.proven, judged.kept)
+        if columns is not None:
+            unsent = events.column("unchanged")
+            good = pc.and_(good, _of_columns(images, unsent if every else unsent.filter(bringing), columns))
         if every:
-            return pc.and_(images.proven, judged.kept), dict(judged.warned)
+            return good, dict(judged.warned)
         brings_none = pc.invert(bringing)
-        kept = pc.replace_with_mask(brings_none, bringing, pc.and_(images.proven, judged.kept))
+        kept = pc.replace_with_mask(brings_none, bringing, good)
         none = pc.and_(bringing, brings_none)
         return kept, {
             name: pc.replace_with_mask(none, bringing, broken) for name, broken in judged.warned.items()
@@ -199,6 +209,22 @@ class OrdinaryEvents:
         if table_name not in self._rules:
             self._rules[table_name] = ColumnRules(self._contracts[table_name])
         return self._rules[table_name]
+
+
+def _of_columns(images: FlatImages, unsent: pa.ListArray, columns: RowColumns) -> pa.BooleanArray:
+    """Return which rows have the ``columns`` that they must have, sent or ``unsent``, and no other one."""
+    good = pc.invert(images.others).to_numpy(zero_copy_only=False).copy()
+    sent = {name: images.sent[name].to_numpy(zero_copy_only=False) for name in columns.required}
+    # There are few distinct lists of unsent columns.
+    lists = pc.binary_join(unsent, "\0").dictionary_encode()
+    codes = pc.fill_null(lists.indices, len(lists.dictionary)).to_numpy(zero_copy_only=False)
+    for code, text in enumerate([*lists.dictionary.to_pylist(), ""]):
+        names, rows = frozenset(text.split("\0") if text else ()), codes == code
+        of_list = good[rows] & (names <= columns.named)
+        for name in columns.required - names:
+            of_list &= sent[name][rows]
+        good[rows] = of_list
+    return pa.array(good)
 
 
 def _ordinary_by_marks(batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, TableColumns
-from omnisupport_ingest.cdc.life import Cell, Life, Part, Position, merge, winner
+from omnisupport_ingest.cdc.life import Cell, Life, Part, PositionTuple, merge, winner
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.cdc.ordinary_merge import merge_ordinary
 
@@ -161,7 +161,7 @@ class FoldedRows:
         position = apart if apart is not None else (self.parts[row].alive if known else None)
         return None if position is None else Cell(position, known, row)
 
-    def cells(self, members: Sequence[int], begins: Position | None) -> dict[str, Cell]:
+    def cells(self, members: Sequence[int], begins: PositionTuple | None) -> dict[str, Cell]:
         """Return the latest cell of each column among ``members``, of the life that begins at ``begins``."""
         found = {}
         for name in self._table_columns.non_key:
@@ -200,13 +200,13 @@ def _merge_key(folded: FoldedRows, members: Sequence[int], rows: _Merged) -> Non
         rows.add(ENDED, ends[end])
 
 
-def lives_of(folded: FoldedRows, members: Sequence[int]) -> tuple[list[int], dict[Position, list[int]]]:
+def lives_of(folded: FoldedRows, members: Sequence[int]) -> tuple[list[int], dict[PositionTuple, list[int]]]:
     """Return the rows of one key's current life, and by end the rows of each life that a key change ended.
 
     What other rows of the key hold below an end belongs to the ended life too.
     """
     keyed = [row for row in members if folded.kind[row] == KEY]
-    ends: dict[Position, list[int]] = defaultdict(list)
+    ends: dict[PositionTuple, list[int]] = defaultdict(list)
     for row in members:
         end = folded.ended_at[row]
         if folded.kind[row] == ENDED and end is not None:
@@ -227,7 +227,7 @@ class LifeRows:
     table_columns: TableColumns
     kind: list[str] = field(default_factory=list, init=False)
     base: list[int] = field(default_factory=list, init=False)
-    ended_at: list[Position | None] = field(default_factory=list, init=False)
+    ended_at: list[PositionTuple | None] = field(default_factory=list, init=False)
     lives: list[Life] = field(default_factory=list, init=False)
     sources: dict[str, list[int | None]] = field(init=False)
     unresolved: list[list[str]] = field(default_factory=list, init=False)
@@ -268,7 +268,7 @@ class LifeRows:
 class _Merged(LifeRows):
     """Builds merged rows."""
 
-    column_positions: list[list[tuple[str, Position]]] = field(default_factory=list, init=False)
+    column_positions: list[list[tuple[str, PositionTuple]]] = field(default_factory=list, init=False)
 
     def add(self, kind: str, members: Sequence[int]) -> None:
         """Merge ``members`` to one row of ``kind``; the columns of the group itself are those of the first

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import duckdb
 
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
-from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.life import PositionTuple
 
 POSITIONS = ("_cdc_position", "_cdc_first", "_cdc_alive", "_cdc_doubt", "_cdc_vouched")
 
@@ -59,7 +59,7 @@ WHERE held.last < complete.first
 """
 
 
-def find_superseded(connection: duckdb.DuckDBPyConnection, above: Mapping[int, Position]) -> None:
+def find_superseded(connection: duckdb.DuckDBPyConnection, above: Mapping[int, PositionTuple]) -> None:
     """Make the table ``SUPERSEDED`` from the rows of windows that are never judged again.
 
     Args:

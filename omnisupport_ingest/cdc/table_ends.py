@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import SNAPSHOT_END, TRUNCATE
-from omnisupport_ingest.cdc.life import Ending, Micros, Position
+from omnisupport_ingest.cdc.life import Ending, Micros, PositionTuple
 from omnisupport_ingest.key_range import KeyRange
 
 TABLE_END_COLUMNS = ("_cdc_kind", "_cdc_position", "_cdc_source_ts", "_cdc_doubt", "_cdc_scope")
@@ -31,9 +31,9 @@ class TableEnd(NamedTuple):
     text of the key range that it ends (``KeyRange.parse``); None: the whole table.
     """
 
-    position: Position
+    position: PositionTuple
     at: Micros
-    doubt: Position | None
+    doubt: PositionTuple | None
     key_range: str | None
 
 
@@ -59,7 +59,7 @@ class TableEnds:
     """
 
     endings: tuple[Ending, ...] = ()
-    doubts: tuple[Position, ...] = ()
+    doubts: tuple[PositionTuple, ...] = ()
     ranged: tuple[tuple[KeyRange, TableEnds], ...] = field(default=())
 
     @classmethod
@@ -77,12 +77,12 @@ class TableEnds:
         return cls(whole.endings, whole.doubts, ranged)
 
     @property
-    def last(self) -> Position | None:
+    def last(self) -> PositionTuple | None:
         """The highest position of an end that reaches every key."""
         return max((*(each.position for each in self.endings), *self.doubts), default=None)
 
     @property
-    def last_ranged(self) -> Position | None:
+    def last_ranged(self) -> PositionTuple | None:
         """The highest position of an end that reaches a key range."""
         found = (ends.last for _, ends in self.ranged)
         return max((position for position in found if position is not None), default=None)

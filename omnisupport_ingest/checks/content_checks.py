@@ -9,7 +9,7 @@ from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.layers.dimensions import known_live_rows
+from omnisupport_ingest.layers.dimension.dimensions import known_live_rows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.wording import counted
 

@@ -21,8 +21,8 @@ from omnisupport_ingest.cdc.stored import STATE
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.key_files import (
+    FileRange,
     KeyOrder,
-    KeyRange,
     is_fresh,
     key_files,
     range_numbers,
@@ -31,13 +31,13 @@ from omnisupport_ingest.lake.key_files import (
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, generation_of
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.event_tasks import order_of
-from omnisupport_ingest.layers.history import news_of, versions_of
-from omnisupport_ingest.layers.net_changes import units_above
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
-from omnisupport_ingest.layers.shown import newer_windows
-from omnisupport_ingest.layers.table_news import concerns
+from omnisupport_ingest.layers.dimension.net_changes import units_above
+from omnisupport_ingest.layers.dimension.shown_net_changes import newer_windows
+from omnisupport_ingest.layers.dimension.table_news import concerns
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.events.event_tasks import order_of
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.histories.history import news_of, versions_of
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
@@ -169,7 +169,7 @@ def _of_last_run(
     )
 
 
-def _meets(of: KeyRange, ranges: Sequence[KeyRange], chosen: Sequence[int]) -> bool:
+def _meets(of: FileRange, ranges: Sequence[FileRange], chosen: Sequence[int]) -> bool:
     """Return whether ``of`` overlaps one of the ``chosen`` of ``ranges``."""
     return any(
         (of.end is None or ranges[n].start is None or ranges[n].start < of.end)  # type: ignore[operator]
@@ -179,7 +179,7 @@ def _meets(of: KeyRange, ranges: Sequence[KeyRange], chosen: Sequence[int]) -> b
 
 
 def _in_ranges(
-    batches: Iterable[pa.RecordBatch], order: KeyOrder, ranges: Sequence[KeyRange], chosen: Sequence[int]
+    batches: Iterable[pa.RecordBatch], order: KeyOrder, ranges: Sequence[FileRange], chosen: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = pa.Table.from_batches([batch])

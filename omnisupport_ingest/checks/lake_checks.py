@@ -22,11 +22,11 @@ from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
 from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.layers.pending import standing_of_windows
-from omnisupport_ingest.layers.retyping import waits
+from omnisupport_ingest.layers.dimension.shown_net_changes import Shown
 from omnisupport_ingest.layers.reviews import ReviewLedger
-from omnisupport_ingest.layers.shown import Shown
-from omnisupport_ingest.layers.window_facts import Standing
+from omnisupport_ingest.layers.scheduling.pending import standing_of_windows
+from omnisupport_ingest.layers.scheduling.window_numbers import Standing
+from omnisupport_ingest.layers.type_changes import waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.freshness import (
@@ -39,6 +39,7 @@ from omnisupport_ingest.read.freshness import (
 from omnisupport_ingest.read.verified import verified_of
 from omnisupport_ingest.review.quarantine_stock import rises_of
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
+from omnisupport_ingest.storage import put_back, take_away
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest.wording import counted
 
@@ -222,7 +223,9 @@ def _of_each_table(
         except DeltaError as error:
             # Its message may quote statistics, and so values of rows.
             problem = f"A log of {contract.name} in the lake cannot be read ({type(error).__name__})."
-            fix = "Restore the table's folder from a backup, or delete it: it is rebuilt from the events."
+            folder = workspace.dimension(contract).folder
+            fix = put_back(folder, "Restore the table's folder from a backup.")
+            fix += f" Or {take_away(folder, 'delete it')}: it is rebuilt from the events."
             found[contract.name] = CheckFinding(False, f"{problem} Fix: {fix}")
     return found
 

@@ -92,7 +92,7 @@ _CHANGES_NAMED = 3
 def rules_kept(
     workspace: Workspace, source: str, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Check that the events of the newest windows keep every rule of their contract.
+    """Check that the events of the newest windows, without discarded ones, keep every rule of their contract.
 
     Returns a finding by contract name, for the tables in ``names`` (None: all). An error if a broken rule
     withholds rows, a warning if all broken rules let rows pass.
@@ -136,7 +136,9 @@ def _rules_of(
     named = ", ".join(
         f"{rule} {count} ({policies.get(rule, QUARANTINE)})" for rule, count in of_table.items()
     )
-    samples = {rule: keys[name] for rule in of_table if (name := f"{contract.name}/{rule}") in keys}
+    # Checkpoints from before the key became personal may still have some.
+    shown = {} if contract.personal_key else keys
+    samples = {rule: shown[name] for rule in of_table if (name := f"{contract.name}/{rule}") in shown}
     return CheckFinding(
         False,
         f"Rows of the newest {counted(windows, 'window')} break rules of their contract: {named}. "
@@ -150,35 +152,48 @@ def _rules_of(
 def volume_expected(
     workspace: Workspace, source: str, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Check that the newest closed window has as many events of the table as its contract expects.
+    """Check that the newest closed windows have as many events of the table as its contract expects.
 
-    Returns a finding by contract name, for the tables in ``names`` (None: all) with such an expectation. A
-    window in which nothing landed has 0 events.
+    Judged are all windows that closed with the newest one, in the same run; each is held against the windows
+    before it. Returns a finding by contract name, for the tables in ``names`` (None: all) with such an
+    expectation. A window in which nothing landed has 0 events.
     """
     found = {}
     for contract in _chosen(workspace, source, names):
         expected = contract.quality.volume
         if expected is not None:
-            windows, counts = _closed(workspace, contract, expected.windows + 1)
-            found[contract.name] = _volume(contract, windows, counts)
+            closed = _closed(workspace, contract, expected.windows + WINDOWS)
+            found[contract.name] = _volume(contract, expected, closed)
     return found
 
 
-def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[int]) -> CheckFinding:
-    expected = contract.quality.volume
-    assert expected is not None, "called for a contract that expects a volume"
-    if not windows:
+def _volume(contract: TableContract, expected: Expected, closed: Sequence[_Closed]) -> CheckFinding:
+    if not closed:
         return CheckFinding(True, "No window is closed yet.")
-    between, events = range_of(expected, counts[:-1]), counts[-1]
-    numbers: dict[str, int | float] = {"events": events, "windows_before": len(counts) - 1}
+    counts = [each.events for each in closed]
+    newest = len(closed) - 1
+    judged = range(max(_first_closed_with_newest(closed), newest + 1 - WINDOWS), newest + 1)
+    ranges = {place: range_of(expected, counts[:place]) for place in judged}
+    unusual = [
+        place for place, between in ranges.items() if between is not None and not between.holds(counts[place])
+    ]
+    # The newest window of those that are out of range: what it shows may still go on.
+    shown = unusual[-1] if unusual else newest
+    between, events = ranges[shown], counts[shown]
+    numbers: dict[str, int | float] = {"events": events, "windows_before": min(shown, expected.windows)}
+    numbers["windows"] = len(judged)
     if between is None:
-        learnt = counted(len(counts) - 1, "closed window")
+        learnt = counted(min(shown, expected.windows), "closed window")
         return CheckFinding(True, f"The expectation is still learning, from {learnt}.", numbers)
     numbers |= {
         name: bound for name, bound in (("low", between.low), ("high", between.high)) if bound is not None
     }
-    summary = f"Window {windows[-1]} has {counted(events, 'event')}; expected are {between}."
-    if between.holds(events):
+    numbers["windows_out_of_range"] = len(unusual)
+    summary = f"Window {closed[shown].window} has {counted(events, 'event')}; expected are {between}."
+    if len(unusual) > 1:
+        others = counted(len(unusual) - 1, "other window")
+        summary = f"{summary} Out of range too: {others} of the same run."
+    if not unusual:
         return CheckFinding(True, summary, numbers)
     return CheckFinding(
         False,
@@ -187,6 +202,21 @@ def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[in
         numbers,
         severity=expected.severity,
     )
+
+
+def _first_closed_with_newest(closed: Sequence[_Closed]) -> int:
+    """Return the index of the first window that the run which closed the newest one closed too.
+
+    No run closes a window in which nothing landed; it counts with the window after it, or with those before
+    it if it is the newest.
+    """
+    run, first = None, len(closed)
+    for place in range(len(closed) - 1, -1, -1):
+        its = closed[place].run_id
+        if its is not None and run is not None and its != run:
+            break
+        run, first = its or run, place
+    return first
 
 
 def not_quiet(
@@ -201,7 +231,7 @@ def not_quiet(
         freshness = contract.quality.freshness
         if freshness is None or freshness.quiet is None:
             continue
-        _, counts = _closed(workspace, contract, freshness.quiet.windows + 1)
+        counts = [each.events for each in _closed(workspace, contract, freshness.quiet.windows + 1)]
         stretches, now = quiet_stretches(counts)
         between = range_of(freshness.quiet, stretches)
         numbers: dict[str, int | float] = {"windows_quiet": now, "windows": len(counts)}
@@ -224,8 +254,18 @@ def not_quiet(
     return found
 
 
-def _closed(workspace: Workspace, contract: TableContract, most: int) -> tuple[list[str], list[int]]:
-    """Return the newest closed windows, at most ``most`` and in order, and the table's events in each.
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A closed window and the table's events in it. ``run_id``: the run that closed it; None if nothing
+    landed in it."""
+
+    window: str
+    events: int
+    run_id: str | None
+
+
+def _closed(workspace: Workspace, contract: TableContract, most: int) -> list[_Closed]:
+    """Return the newest closed windows, at most ``most`` and in order.
 
     Windows in which nothing landed are included. The list ends before the first window that no run has
     closed.
@@ -234,19 +274,20 @@ def _closed(workspace: Workspace, contract: TableContract, most: int) -> tuple[l
     landing, known = workspace.landing(contract.source), _of_time(deduped)
     watermark = landing.landed().watermark
     if deduped is None or net_changes is None or not known or watermark is None:
-        return [], []
+        return []
     grid = workspace.grid
     last = grid.truncate(watermark - contract.allowed_lateness) - grid.size.length
     first = max(grid.start_of(known[0]), last - (most - 1) * grid.size.length)
-    landed, windows, counts = frozenset(landing.windows()), [], []
+    landed, closed = frozenset(landing.windows()), []
     while first <= last:
         window, first = first.strftime(KEY_FORMAT), first + grid.size.length
         state, of_table = deduped.state(window), net_changes.state(window)
         if window in landed and (state is None or not state.closed):
             break
-        windows.append(window)
-        counts.append(of_table.checkpoint.deduped if of_table is not None else 0)
-    return windows, counts
+        events = of_table.checkpoint.deduped if of_table is not None else 0
+        done = state.checkpoint if state is not None else None
+        closed.append(_Closed(window, events, (done.closed_by or done.run_id) if done is not None else None))
+    return closed
 
 
 def _of_time(snapshot: TableSnapshot | None) -> list[str]:
@@ -336,7 +377,9 @@ def schemas_as_contracted(
     """Check that no schema change of a table at its source waits for an edit of its contract.
 
     Returns a finding by contract name, for the tables in ``names``, with names of columns and types only;
-    `contracts changes` shows the rest.
+    `contracts changes` shows the rest. ``rows_affected``: about how many rows the table had when such a
+    change was seen (of events and files: how many rows of its batch show it), the most of any; left out if
+    that is not known.
     """
     changes = judged_changes(workspace, source)
     found = {}
@@ -348,8 +391,10 @@ def schemas_as_contracted(
             "schema_changes": sum(each.change.table == contract.name for each in changes),
             "to_be_looked_after": len(open_ones),
             "breaking": sum(each.compatibility == BREAKING for each in open_ones),
-            "rows_affected": sum(each.change.rows or 0 for each in open_ones),
         }
+        rows = [each.change.rows for each in open_ones if each.change.rows is not None]
+        if rows or not open_ones:
+            numbers["rows_affected"] = max(rows, default=0)
         if not open_ones:
             found[contract.name] = CheckFinding(True, "The contract matches the source.", numbers)
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from omnisupport_ingest.checks.findings import CheckFinding
-from omnisupport_ingest.layers.explained import UNEXPLAINED
-from omnisupport_ingest.layers.pending import standing_of_windows
+from omnisupport_ingest.layers.replay_reasons import UNEXPLAINED
+from omnisupport_ingest.layers.scheduling.pending import standing_of_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.wording import counted
 

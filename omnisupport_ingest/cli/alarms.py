@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, open_home, open_settings
 from omnisupport_ingest.cli.render import echo_json, say_err
 from omnisupport_ingest.cli.status_health import CHECK, LEFT_OUT, SLOT, Problem, problems
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.kept import usable
+from omnisupport_ingest.contracts.sources import log_settings, log_sources
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable
@@ -45,10 +48,11 @@ _WELL, _WARNING, _ALARM = "well", "warning", "alarm"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the last alarm said: the kinds of the problems, and the level."""
+    """What the last alarm said: the kinds of the problems, the level, and the kinds that are alarms."""
 
     kinds: tuple[str, ...] = ()
     level: str = _WELL
+    broken: tuple[str, ...] = ()
 
 
 @click.command()
@@ -72,9 +76,11 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
     """Send an alarm when something is wrong, by OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK.
 
     Each change is sent: red checks, failed runs and sensors, broken service levels, a capture that failed, a
-    gap, each schema change that asks for something, contracts whose file is gone, events in quarantine that
-    were not discarded, the disk. A problem in which only a number has changed is not sent again. When all is
-    well again, that is sent. What could not be sent is tried again by the next look.
+    gap, each schema change that asks for something, contracts whose file is gone, slots of logs of which no
+    table has a contract, events in quarantine that were not discarded, the disk. A problem in which only a
+    number has changed is not sent again, but a warning that has become an alarm is. When all is well again,
+    that is sent; never of what could not be looked at. What could not be sent is tried again by the next
+    look.
 
     `up` looks by itself if one of the two settings is there. It requests OMNISUPPORT_HEARTBEAT_URL after each
     look that left nothing unsent, so a service that expects this notices when the machine is gone. A timer of
@@ -87,7 +93,6 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
 
     Exit code: 0 nothing is left to send, 1 it could not be sent, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
     settings = open_settings()
     if test:
         _require_way(send_alarm(settings, _test_document(str(settings.home))))
@@ -134,12 +139,13 @@ class Watch:
         return document
 
     def _send(self, found: list[Problem]) -> Document:
-        now, before = _sent_of(found), self._before()
+        before = self._before()
+        now = _sent_of(found, before)
         document = {
             "home": str(self._home.path),
             "level": now.level,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "problems": [_of(each) | {"new": each.kind not in before.kinds} for each in found],
+            "problems": [_of(each) | {"new": _is_new(each, before)} for each in found],
             "gone": [kind for kind in before.kinds if kind not in now.kinds],
         }
         sent = now != before and send_alarm(self._settings, document)
@@ -176,9 +182,23 @@ def _look_until_stopped(watched: Watch, every: float, *, somebody: bool) -> None
             stop.wait(every)
 
 
-def _sent_of(found: list[Problem]) -> Sent:
-    level = _ALARM if any(each.broken for each in found) else _WARNING if found else _WELL
-    return Sent(tuple(sorted({each.kind for each in found})), level)
+def _sent_of(found: list[Problem], before: Sent) -> Sent:
+    """Return what an alarm says now. What was sent before and cannot be looked at stays as it was."""
+    hidden = [each for problem in found for each in problem.hides]
+    kept = {kind for kind in before.kinds if any(_is_hidden(kind, each) for each in hidden)}
+    kinds = {each.kind for each in found}
+    broken = {each.kind for each in found if each.broken} | ((kept - kinds) & set(before.broken))
+    level = _ALARM if broken else _WARNING if kinds else _WELL
+    return Sent(tuple(sorted(kinds | kept)), level, tuple(sorted(broken)))
+
+
+def _is_hidden(kind: str, by: str) -> bool:
+    """Whether ``kind`` is one of those that ``by`` names (``Problem.hides``)."""
+    return kind.startswith(by) if not by or by[-1] in " .:" else kind == by
+
+
+def _is_new(problem: Problem, before: Sent) -> bool:
+    return problem.kind not in before.kinds or (problem.broken and problem.kind not in before.broken)
 
 
 def _of(problem: Problem) -> Document:
@@ -193,7 +213,11 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
     try:
         document = status_document()
     except IngestError as error:
-        return [Problem("home", error.problem, error.fix, broken=True)], False
+        return [Problem("home", error.problem, error.fix, broken=True, hides=("",))], False
+    except Exception as error:
+        # An alarm that ends with an error is silence. The message may have values of rows.
+        says = f"the state of the platform cannot be read ({type(error).__name__})"
+        return [Problem("home", says, "omnisupport-ingest doctor", broken=True, hides=("",))], False
     platform = document["platform"]
     running = bool(platform["running"]) and not platform["daemon_hangs"]
     found = [each for each in problems(document) if not _has_other_alarms(each)]
@@ -213,12 +237,11 @@ def _has_other_alarms(problem: Problem) -> bool:
 
 def _of_slots(home: Home, settings: Settings) -> Iterator[Problem]:
     """Yield what the sensors of the captured sources would report if they ran."""
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.contracts.sources import log_settings, log_sources
     from omnisupport_ingest.sources.postgres.capture.health import source_health
     from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
     from omnisupport_ingest.sources.postgres.slot.retention import Level
 
+    settings = usable(settings).settings
     contracts = contracts_in_force(settings)
     for each in log_sources(settings, contracts):
         try:
@@ -226,11 +249,12 @@ def _of_slots(home: Home, settings: Settings) -> Iterator[Problem]:
                 log_settings(settings, each), home, contracted_tables(contracts, each.name)
             )
         except IngestError as error:
-            yield Problem(f"{SLOT} {each.name}: unknown", error.problem, error.fix)
+            kind = f"{SLOT} {each.name}"
+            yield Problem(f"{kind}: unknown", error.problem, error.fix, hides=(f"{kind}:",))
             continue
-        for kind, warning in zip(health.kinds, sorted(health.problems, key=lambda w: w.problem), strict=True):
-            broken = warning.level is Level.ALARM
-            yield Problem(f"{SLOT} {each.name}: {kind}", warning.problem, warning.fix, broken=broken)
+        for warning in health.problems:
+            kind, broken = f"{SLOT} {each.name}: {warning.kind}", warning.level is Level.ALARM
+            yield Problem(kind, warning.problem, warning.fix, broken=broken)
 
 
 def _test_document(home: str) -> Document:

@@ -14,7 +14,16 @@ from omnisupport_ingest.cli.opening import log_of, open_home, open_settings
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.cli.views import landed_line, pass_progress
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.kept import Documents, keep, usable
+from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.runtime.supervisor import Backoff
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.errors import (
+    CapturePaused,
+    CaptureRestarts,
+    SourceUnavailable,
+)
 from omnisupport_ingest.verify.one_pass import one_pass
 
 if TYPE_CHECKING:
@@ -22,7 +31,6 @@ if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
 
 @click.command()
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 def capture(name: str | None, once: bool, reason: str | None) -> None:
     """Land the WAL of the source as batches, until Ctrl-C or, with --once, up to now.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     Tables that have no snapshot yet are read beside the WAL. If the source does not answer, --follow waits
     for it, and --once fails. Both stop at a problem that needs a person (a missing right, a lost slot).
@@ -56,22 +64,25 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
     Exit code: 0 done, 2 usage or settings, 4 the source does not answer, 5 the source is not set up
     for capture, 6 another capture or another reader of the slot, 7 a gap in the source.
     """
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
     from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 
     # A new home must record the settings of its own source, not those of the log NAME.
     home = open_home(open_settings())
-    settings = log_of(open_settings(), name)
 
-    def the_contracts() -> Contracts:
-        return contracts_in_force(settings)
+    def as_it_is_now() -> tuple[Settings, Contracts]:
+        # For a person a wrong document is an error. A service goes on with the copy.
+        if once or reason is not None:
+            documents = Documents(open_settings())
+        else:
+            documents = usable(open_settings())
+            keep(documents)
+            if documents.notice is not None:
+                say_err(documents.notice)
+        return log_of(documents.settings, name), contracts_in_force(documents.settings)
 
-    contracts = the_contracts()
+    settings, contracts = as_it_is_now()
 
     def landed(batch: Manifest) -> None:
         if line := landed_line(batch):
@@ -96,9 +107,13 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
         kept: list[Capture] = []
 
         def start() -> None:
-            # After a restart or a pause, the contracts are read again. After a source that did not answer,
-            # the same capture goes on: nobody has requested a new contract.
-            running = kept.pop() if kept else Capture(settings, home, the_contracts(), landed, the_contracts)
+            # After a restart or a pause, settings and contracts are read again. After a source that did not
+            # answer, the same capture goes on: nobody has requested a new contract.
+            if kept:
+                running = kept.pop()
+            else:
+                now, contracts = as_it_is_now()
+                running = Capture(now, home, contracts, landed, lambda: as_it_is_now()[1])
             try:
                 running.run(None, stop)
             except SourceUnavailable:
@@ -110,7 +125,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
 
 def land_up_to_now(running: Capture, settings: Settings, home: Home, stop: threading.Event) -> None:
     """Land what has committed by now. Raises ``KeyboardInterrupt`` if ``stop`` was set before the end."""
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
     until = current_wal_lsn(source_dsn(settings, home))
@@ -171,8 +186,6 @@ def until_resumed(
     """
 
     def run_or_wait() -> None:
-        from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
-
         while not stop.is_set():
             try:
                 run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -9,10 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import home_of_landed, leave_out_pandas, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import home_of_landed, open_settings, open_workspace
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, heading
 from omnisupport_ingest.cli.render import table as show_table
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.json_values import to_plain
+from omnisupport_ingest.layers import checkpoints
+from omnisupport_ingest.layers.checkpoint_file import describe, read_file, require_held
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.records import encode
+from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 
 if TYPE_CHECKING:
     from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -28,7 +37,7 @@ def checkpoint() -> None:
 @click.option("--table", metavar="TABLE", help="Only this table: `dim_orders`, or its whole path.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with every field.")
 def show(table: str | None, as_json: bool) -> None:
-    """List the checkpoint of every window, as the logs of the tables have it.
+    """List the checkpoint of every window, as the tables' Delta logs have it.
 
     \b
     cursor       the last position that the window contains
@@ -42,9 +51,6 @@ def show(table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage, settings or no such table, 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.json_values import to_plain
-    from omnisupport_ingest.layers import checkpoints
 
     tables = list(open_workspace().tables())
     chosen = [each for each in tables if table is None or _names(table, each.spec.path)]
@@ -74,12 +80,6 @@ def export(out: Out, as_json: bool) -> None:
 
     Exit code: 0 written, 1 not writable or landing is damaged, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.durable import replace
-
-    leave_out_pandas()
-    from omnisupport_ingest.failpoints import failpoint
-    from omnisupport_ingest.layers.checkpoint_file import describe
-    from omnisupport_ingest.records import encode
 
     record = describe(open_workspace())
     path = out.file("checkpoints.json")
@@ -112,8 +112,6 @@ def import_file(file: Path, check_only: bool, as_json: bool) -> None:
 
     Exit code: 0 the home holds what the file says, 1 it does not, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.layers.checkpoint_file import read_file, require_held
-
     settings = open_settings()
     workspace = open_workspace(settings)
     record = read_file(file)
@@ -152,17 +150,12 @@ def _reported(partitions: int) -> str:
 def _rebuild(settings: Settings) -> int:
     """Report the windows of the lake to the Dagster instance of the home; return how many partitions were
     new."""
-    import os
-
     home = home_of_landed(settings)
-    from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
-
     write_dagster_home(settings, home)
     os.environ.update(dagster_environment(settings, home))
     from dagster import DagsterInstance
 
     from omnisupport_ingest.defs.checkpoints import rebuild_materializations
-    from omnisupport_ingest.layers.workspace import Workspace
 
     with DagsterInstance.get() as instance:
         return rebuild_materializations(instance, Workspace.open(settings))
@@ -174,7 +167,7 @@ def _names(table: str, path: str) -> bool:
 
 
 def _print(listed: Sequence[Checkpoint]) -> None:
-    for path, checkpoints in groupby(listed, key=lambda each: each.table):
+    for path, of_table in groupby(listed, key=lambda each: each.table):
         heading(path)
         rows = [
             [
@@ -184,7 +177,7 @@ def _print(listed: Sequence[Checkpoint]) -> None:
                 f"{each.rows:,}",
                 str(each.generation),
             ]
-            for each in checkpoints
+            for each in of_table
         ]
         show_table(
             ["  window", "cursor", "watermark", "rows", "generation"], rows, right=("rows", "generation")

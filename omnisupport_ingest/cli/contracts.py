@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import SecretStr
 
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import (
     existing_home,
     has_home,
     has_log,
-    leave_out_pandas,
     log_of,
     open_settings,
     open_workspace,
@@ -26,6 +26,14 @@ from omnisupport_ingest.cli.opening import (
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
 from omnisupport_ingest.cli.render import table as show_table
+from omnisupport_ingest.cli.withdraw import withdraw
+from omnisupport_ingest.contracts.in_force import (
+    in_force,
+    proposed,
+    put_in_force,
+    refuse_other_subjects,
+    tables_left,
+)
 from omnisupport_ingest.contracts.load import (
     ContractError,
     Contracts,
@@ -33,10 +41,25 @@ from omnisupport_ingest.contracts.load import (
     contract_paths,
     load_contract,
 )
+from omnisupport_ingest.contracts.model import table_named
 from omnisupport_ingest.contracts.quality_document import reference_problems
+from omnisupport_ingest.contracts.sources import (
+    SourceKind,
+    SourceUnknown,
+    load_sources,
+    sources_folder,
+    sources_in,
+    sources_in_force,
+)
+from omnisupport_ingest.contracts.way_in import way_problems
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.wording import agreeing
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
+
+_NOBODY = "team:unassigned"
+"""The owner of a table for which none is given."""
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -56,13 +79,15 @@ def contracts() -> None:
 )
 @click.option(
     "--owner",
-    default="team:unassigned",
+    default=_NOBODY,
     show_default=True,
     help="Owner of the tables: team:NAME or an email address.",
 )
 @click.option("--force", is_flag=True, help="Replace existing contracts.")
 @click.option(
-    "--source", metavar="NAME", help="A log or query source of the home.  [default: that of the settings]"
+    "--source",
+    metavar="NAME",
+    help="A captured source, or one that is read by cursors.  [default: that of the settings]",
 )
 @_as_json
 def new(
@@ -78,9 +103,9 @@ def new(
 
     Types, key, NOT NULL, enum values, lengths and comments come from the source: the one that
     OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running; --source
-    names another log, or a source that is read by cursors. For such a table a column is proposed as cursor,
-    with the reasons for and against it and all others. What a database other than PostgreSQL does not say is
-    noted in the descriptions: look through types and cursor.
+    names another captured source, or one that is read by cursors. For such a table a column is proposed as
+    cursor, with the reasons for and against it and all others. What a database other than PostgreSQL does not
+    say is noted in the descriptions: look through types and cursor.
 
     Columns that seem to be personal data by their names are noted in x-cdc.pii, each with a policy that
     would fit, and every value is kept: look through them and the others, and decide (`pii scan` looks at
@@ -113,23 +138,13 @@ def new(
     if as_json:
         echo_json(document(outcomes))
     else:
-        show(outcomes, by_query=by_query)
+        show(outcomes, by_query=by_query, owned=owner != _NOBODY)
         warn_if_not_in_force(settings, folders_of(outcomes))
     return FINDINGS if any(outcome.refused for outcome in outcomes) else 0
 
 
 def _source_of_new(settings: Settings, name: str | None) -> tuple[Settings, bool]:
     """Return ``settings`` for the source whose tables get contracts, and whether it is read by queries."""
-    from pydantic import SecretStr
-
-    from omnisupport_ingest.contracts.sources import (
-        SourceKind,
-        SourceUnknown,
-        load_sources,
-        sources_folder,
-        sources_in_force,
-    )
-
     if name is None and settings.source_dsn is None and not has_home(settings):
         kinds = (SourceKind.LOG, SourceKind.QUERY)
         defined = [each.name for each in load_sources(sources_folder(settings)) if each.kind in kinds]
@@ -153,7 +168,7 @@ def _source_of_new(settings: Settings, name: str | None) -> tuple[Settings, bool
 def validate(as_json: bool) -> int:
     """Read every contract, and print each problem with its file, its place in it, and the fix.
 
-    Contracts are held against the definitions of their sources, too: what only a captured log can do
+    Contracts are held against the definitions of their sources, too: what only a captured source can do
     (retention of landing and raw, a watch on the schema) is refused of other kinds, and a table that is
     read by a cursor has to name it.
 
@@ -163,8 +178,6 @@ def validate(as_json: bool) -> int:
 
     Exit code: 0 all are valid, 1 one is not, 2 usage or settings.
     """
-    from omnisupport_ingest.contracts.in_force import in_force
-
     settings = open_settings()
     found = _read_all(settings.contracts_dir or in_force(settings).contracts, settings)
     if as_json:
@@ -177,7 +190,8 @@ def validate(as_json: bool) -> int:
 @contracts.command()
 @click.argument("folder", required=False)
 @click.option("--decision-table", metavar="FILE", help="A decision table, besides a FOLDER or alone.")
-def use(folder: str | None, decision_table: str | None) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask, where tables of the home have no contract in FOLDER.")
+def use(folder: str | None, decision_table: str | None, yes: bool) -> None:
     """Put the contracts in FOLDER in force for the home, which records where they are.
 
     A home keeps the contracts and the decision table that it was first opened with, wherever a command is
@@ -192,15 +206,21 @@ def use(folder: str | None, decision_table: str | None) -> None:
     Exit code: 0 recorded, 2 usage, settings or a contract that cannot be used, 3 no home, 6 the platform
     runs on this home.
     """
-    from omnisupport_ingest.contracts.in_force import use as take
-    from omnisupport_ingest.runtime.home_lock import HomeLock
 
     if folder is None and decision_table is None:
         raise click.UsageError("Name a FOLDER of contracts, or a --decision-table.")
     settings = open_settings()
     home = existing_home(settings)
     with HomeLock(home, "contracts use"):
-        chosen = take(settings, home, folder, decision_table)
+        chosen = proposed(settings, home, folder, decision_table)
+        if left := tables_left(home, chosen):
+            click.echo(f"No contract in {chosen.contracts} names these tables, which the home has:")
+            for each in left:
+                click.echo(f"  {each.replace(':', '.', 1)}")
+            click.echo("Nothing more of them would be taken in, and no command would show them.")
+            if not yes:
+                click.confirm("Go on?", abort=True)
+        put_in_force(chosen, home)
     click.echo(
         f"{home.path} has {counted(len(chosen.tables), 'table')}, by the contracts in {chosen.contracts}, "
         f"and the decision table {chosen.decision_table}."
@@ -215,7 +235,7 @@ def use(folder: str | None, decision_table: str | None) -> None:
     metavar="NAME",
     help="Only this table, by its name in the lake or schema.table; repeatable.",
 )
-@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+@click.option("--source", metavar="NAME", help="A captured source.  [default: that of the settings]")
 @_as_json
 def diff(tables: tuple[str, ...], source: str | None, as_json: bool) -> int:
     """Compare the contracts of the source with its tables as they are now.
@@ -257,7 +277,7 @@ def retype(name: str, yes: bool) -> int:
 
     Exit code: 0 done or nothing to do, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.layers.retyping import ask_for, other_types
+    from omnisupport_ingest.layers.type_changes import ask_for, other_types
 
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [name])
@@ -285,8 +305,9 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
 
     Capture sees a change when it starts, within ten seconds while it runs, and before the first row with the
     new schema lands; a reading by a cursor when it begins; of events and files, the rows that land show it.
-    Each has the time, its place, the rows affected, and whether the contract has to follow. Values are in raw
-    whatever the contract says (docs/schema_change.md).
+    Each has the time, its place, about how many rows the table had (of events and files: how many rows of its
+    batch show it), and whether the contract has to follow. Values are in raw whatever the contract says
+    (docs/schema_change.md).
 
     \b
     Examples:
@@ -295,7 +316,6 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
 
     Exit code: 0 nothing to be looked after, 1 there is, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
     from omnisupport_ingest.cli.contracts_changes import changes_of, document_of, show_changes
 
     judged = changes_of(open_workspace(), tables)
@@ -328,9 +348,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     Exit code: 0 done or nothing to do, 1 something is left to a person, 2 usage or settings, 3 no home,
     4 the source is away.
     """
-    leave_out_pandas()
     from omnisupport_ingest.cli import contracts_changes as proposing
-    from omnisupport_ingest.contracts.model import table_named
 
     workspace = open_workspace()
     among = workspace.contracts.of_source(source) if source else workspace.contracts.all
@@ -342,7 +360,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     proposal = proposing.propose(settings, workspace, contract, every=all_columns)
     same = proposing.is_in_file(contract, proposal)
     if writes and not same:
-        proposing.write(contract, proposal)
+        proposing.write(workspace.home.path, contract, proposal)
     if as_json:
         echo_json(proposing.proposal_document(contract, proposal, written=writes and not same))
     else:
@@ -362,8 +380,6 @@ class _Reading:
 def _read_all(folder: Path, settings: Settings) -> _Reading:
     """Read every contract file of ``folder``. Raises ``ContractError`` if it is no folder or has no
     contract."""
-    from omnisupport_ingest.contracts.sources import sources_in
-    from omnisupport_ingest.contracts.way_in import way_problems
 
     read: list[TableContract] = []
     problems: list[ContractError] = []
@@ -380,6 +396,10 @@ def _read_all(folder: Path, settings: Settings) -> _Reading:
         except ContractError as error:
             problems.append(error)
     problems += reference_problems(usable)
+    try:
+        refuse_other_subjects(settings, usable)
+    except ContractError as error:
+        problems.append(error)
     try:
         problems += way_problems(usable, sources_in(folder.absolute().parent / "sources", settings, usable))
     except ContractError as error:
@@ -404,8 +424,13 @@ def _show_reading(reading: _Reading) -> None:
         show_table(["contract", "table", "version", "columns", "key"], rows, right=("columns",))
     for problem in reading.problems:
         say_err(f"Error: {problem}")
-    valid = f"{counted(len(reading.contracts), 'contract')} in {reading.folder} are valid"
-    click.echo(f"{valid}, {len(reading.problems)} are not." if reading.problems else f"{valid}.")
+    number, wrong = len(reading.contracts), len(reading.problems)
+    read = f"{counted(number, 'contract')} in {reading.folder}"
+    # A contract that can be read may have a problem with its source or with another one, or several.
+    if wrong:
+        click.echo(f"{read} can be read; there {agreeing(wrong, 'is', 'are')} {counted(wrong, 'problem')}.")
+    else:
+        click.echo(f"{read} {agreeing(number, 'is', 'are')} valid.")
 
 
 def _reading_document(reading: _Reading) -> dict[str, Any]:
@@ -426,3 +451,6 @@ def _reading_document(reading: _Reading) -> dict[str, Any]:
         ],
         "problems": [{"problem": each.problem, "fix": each.fix} for each in reading.problems],
     }
+
+
+contracts.add_command(withdraw)

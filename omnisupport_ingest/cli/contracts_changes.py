@@ -15,7 +15,7 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
 from omnisupport_ingest.cli.opening import tables_named
 from omnisupport_ingest.contracts.documents import document_text, program_file, read_document
-from omnisupport_ingest.contracts.learned import with_learned
+from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, sources_in_force
@@ -115,7 +115,8 @@ def propose(
     if form is None:
         raise TableUnreadable(
             f"The source has no table {contract.full_name}.",
-            fix="Create it again, or take its contract away.",
+            fix="Create it again. If it is gone for good: omnisupport-ingest contracts withdraw "
+            f"{contract.name}",
             table=contract.full_name,
         )
     again = command_to_read(contract, definition.kind)
@@ -160,10 +161,11 @@ def is_in_file(contract: TableContract, proposal: NextContract) -> bool:
     return same
 
 
-def write(contract: TableContract, proposal: NextContract) -> None:
+def write(home: Path, contract: TableContract, proposal: NextContract) -> None:
     """Replace the file of ``contract`` by the proposal; durable on return.
 
-    Raises ``ContractError`` if the file belongs to an installed program.
+    ``home``: its folder. The record of learned columns loses those that the proposal does not have. Raises
+    ``ContractError`` if the file belongs to an installed program.
     """
     path = Path(contract.path)
     if path.is_relative_to(program_file("contracts")) and path.parents[2].name == "packaged":
@@ -174,6 +176,8 @@ def write(contract: TableContract, proposal: NextContract) -> None:
         )
     with failpoint("contract.file", contract.path):
         replace(Path(contract.path), document_text(proposal.document).encode())
+    # After the file: an interrupted call is finished by the next one, as the column is still proposed away.
+    LearnedColumns(home, contract.source).forget_others(contract.name, proposal.document["properties"])
 
 
 def show_proposal(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.cli.opening import existing_home
+from omnisupport_ingest.cli.opening import home_if_any, require_source_dsn
 from omnisupport_ingest.cli.render import counted
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError, TableContract, table_named
@@ -20,7 +20,6 @@ from omnisupport_ingest.sources.postgres.catalog.publication import Publication,
 from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
 _WORDS = {Severity.BLOCKS: "is left out of capture", Severity.WARNS: "matters", Severity.NOTES: "note"}
 
@@ -61,9 +60,7 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
 
 def connect_to_source(settings: Settings) -> Connection:
     """Return a connection to the source of ``settings``. Only the embedded server needs a home."""
-    if settings.source_dsn is not None:
-        return connect(settings.source_dsn.get_secret_value())
-    return connect(source_dsn(settings, existing_home(settings)))
+    return connect(require_source_dsn(settings, home_if_any(settings)))
 
 
 def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
@@ -72,8 +69,8 @@ def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
     if not of_source:
         raise ContractError(
             f"No contract names the source {settings.source!r}.",
-            fix="Write some with `omnisupport-ingest contracts new`, or set OMNISUPPORT_SOURCE to one of: "
-            + (", ".join(contracts.sources()) or "there are none"),
+            fix=f"Make them: omnisupport-ingest contracts new --all --source {settings.source}. Sources that "
+            f"have some: {', '.join(contracts.sources()) or 'none'}.",
         )
     named = [table_named(name, of_source) for name in only]
     return [each for each in of_source if not only or each in named]

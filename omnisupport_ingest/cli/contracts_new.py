@@ -185,10 +185,10 @@ def _free_path(folder: Path, name: str, source: str) -> Path:
     return folder / f"{source}.{name}.json" if path.exists() else path
 
 
-def show(outcomes: Sequence[Outcome], *, by_query: bool = False) -> None:
+def show(outcomes: Sequence[Outcome], *, by_query: bool = False, owned: bool = False) -> None:
     """Print the outcome for every table, refused ones with their fix, and a summary.
 
-    ``by_query``: the tables are read by cursors.
+    ``by_query``: the tables are read by cursors. ``owned``: an owner was given.
     """
     width = max((len(outcome.table) for outcome in outcomes if not outcome.refused), default=0)
     for outcome in outcomes:
@@ -215,8 +215,8 @@ def show(outcomes: Sequence[Outcome], *, by_query: bool = False) -> None:
     click.echo(", ".join(f"{count} {status}" for status, count in counts.items()) + ".")
     if counts["written"]:
         click.echo(
-            "Before you capture: describe the columns, name an owner, and decide on personal data in "
-            "x-cdc.pii (what seems to be some has a note; every value is kept)."
+            f"Before you capture: describe the columns{'' if owned else ', name an owner'}, and decide on "
+            "personal data in x-cdc.pii (what seems to be some has a note; every value is kept)."
         )
 
 

@@ -23,27 +23,44 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.home import remove_home
 from omnisupport_ingest.cli.opening import has_home, open_home, open_settings
-from omnisupport_ingest.cli.render import progress_bar
+from omnisupport_ingest.cli.render import progress_bar, some
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import show_proof
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import default_contracts_dir
+from omnisupport_ingest.demo.domains import DEFAULT, DOMAINS, domain_called, embedded_domain, home_of
+from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.dagster_home import dagster_environment
 from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui, stop_dagster
 from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
+from omnisupport_ingest.runtime.standalone import start_standalone
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server, source_dsn
+from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.verify import services
+from omnisupport_ingest.verify.again import (
+    changed_tables,
+    contents,
+    differing,
+    make_again,
+    replayable,
+    start_replay,
+)
+from omnisupport_ingest.verify.proof import prove
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from omnisupport_ingest.demo.domain import Domain
-    from omnisupport_ingest.layers.pending import Pending
-    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.layers.scheduling.pending import Pending
     from omnisupport_ingest.verify.again import StartedReplay
     from omnisupport_ingest.verify.proof import Proof
 
@@ -84,14 +101,10 @@ class Demo:
     @property
     def domain(self) -> Domain[Any]:
         """The domain of the embedded server of the home."""
-        from omnisupport_ingest.demo.domains import embedded_domain
-
         return embedded_domain(self.settings)
 
     @property
     def workspace(self) -> Workspace:
-        from omnisupport_ingest.layers.workspace import Workspace
-
         return Workspace.open(self.settings)
 
 
@@ -141,7 +154,12 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
             "Unset OMNISUPPORT_SOURCE_DSN."
         )
     if fresh and has_home(home_settings):
-        remove_home(open_home(open_settings(**_home_overrides(domain))))
+        settings = open_settings(**_home_overrides(domain))
+        home = open_home(settings)
+        _require_of_a_demo(home)
+        # It raises if the source was captured from another server than the embedded one.
+        embedded_server(settings, home)
+        remove_home(home)
     overrides = _settings_of(domain)
     if not has_home(home_settings):
         overrides |= _new_home_overrides(home_settings)
@@ -161,11 +179,27 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
         return run(Demo(settings, home, supervisor, changes, seed, again, workers))
 
 
+def _require_of_a_demo(home: Home) -> None:
+    """Raise ``HomeMismatch`` if a source has landed in ``home`` that no demo has."""
+    # Who looks at a source makes its folders.
+    landed = {
+        each.parent.parent.name
+        for part in ("manifests", "epochs")
+        for each in home.landing.glob(f"*/{part}/*")
+    }
+    others = sorted(landed - set(DOMAINS))
+    if others:
+        raise HomeMismatch(
+            f"{home.path} has batches of {some(others)}, which no demo made, and --fresh removes the whole "
+            "home. Nothing was removed.",
+            fix="Give the demo a folder of its own by OMNISUPPORT_HOME. Or, if everything in this home may "
+            "go: omnisupport-ingest clean",
+        )
+
+
 def _home_overrides(domain: str | None) -> dict[str, Any]:
     """Return the setting for the home of ``domain``; empty without a domain, or if the environment names a
     home."""
-    from omnisupport_ingest.demo.domains import domain_called, home_of
-
     if domain is None or "home" in Settings().model_fields_set:
         return {}
     return {"home": home_of(domain_called(domain))}
@@ -185,8 +219,6 @@ def _new_home_overrides(settings: Settings) -> dict[str, Any]:
 def _settings_of(domain: str | None) -> dict[str, Any]:
     """Return the settings that ``--domain`` implies. Raises ``HomeMismatch`` if the home has another
     domain."""
-    from omnisupport_ingest.demo.domains import DEFAULT, domain_called
-
     overrides = _home_overrides(domain)
     if domain is None:
         return overrides
@@ -232,8 +264,6 @@ def run(demo: Demo) -> int:
 
 def start_the_cluster(demo: Demo) -> Demo:
     """Start a Spark master and workers, if requested; return the demo that runs on them."""
-    from omnisupport_ingest.runtime.standalone import start_standalone
-
     if demo.workers is None:
         return demo
     click.echo(f"Starting a Spark cluster of {demo.workers} worker processes …")
@@ -260,8 +290,6 @@ def start_dagster(demo: Demo) -> None:
 
 def run_the_workload(demo: Demo) -> None:
     """Commit real transactions while capture and pipeline run."""
-    from omnisupport_ingest.demo.workload import Workload
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
     traffic = Workload(demo.domain, source_dsn(demo.settings, demo.home), demo.seed)
     with progress_bar() as bar:
@@ -278,7 +306,6 @@ def replay_a_window(demo: Demo) -> StartedReplay:
     """Launch a partition backfill of a finished window, through every layer."""
     from omnisupport_ingest.definitions import build_definitions
     from omnisupport_ingest.defs.backfills import Backfill, launch_backfill
-    from omnisupport_ingest.verify.again import replayable, start_replay
 
     workspace, source = demo.workspace, demo.settings.source
 
@@ -301,8 +328,6 @@ def replay_a_window(demo: Demo) -> StartedReplay:
 
 def wait_for_the_sensor(demo: Demo) -> None:
     """Wait until everything that the source has committed by now is in every layer."""
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 
     workspace = demo.workspace
     target = current_wal_lsn(source_dsn(demo.settings, demo.home))
@@ -321,7 +346,6 @@ def wait_for_the_sensor(demo: Demo) -> None:
 def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
     """Wait for the backfill. Raises ``DemoStuck`` if it failed or changed the content of a table."""
     from omnisupport_ingest.defs.backfills import backfill_status
-    from omnisupport_ingest.verify.again import changed_tables
 
     with _instance(demo) as instance:
         _wait(demo, lambda: backfill_status(instance, replay.backfill_id).finished, "the backfill")
@@ -342,8 +366,6 @@ def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
 
 def prove_the_result(demo: Demo) -> Proof:
     """Compare source and dimensions at one LSN, row by row; capture and sensor continue meanwhile."""
-    from omnisupport_ingest.runtime.spark import session
-    from omnisupport_ingest.verify.proof import prove
 
     click.echo("Comparing source and dimensions at one LSN …")
     spark = session(demo.settings)
@@ -356,8 +378,6 @@ def prove_the_result(demo: Demo) -> Proof:
 
 def compare_with_one_machine(demo: Demo) -> bool:
     """Stop everything, make the same batches again with `local[2]`, and compare every content hash."""
-    from omnisupport_ingest.verify.again import contents, differing, make_again
-
     demo.supervisor.stop()
     click.echo("\nStopped. Making the same batches again on one machine, Spark local[2] …")
     one_machine = {"spark_master": "local[2]", "spark_properties": None}
@@ -379,7 +399,7 @@ def compare_with_one_machine(demo: Demo) -> bool:
 def say_what_to_do_next(demo: Demo) -> None:
     """Print where the lake is, how to see the graph, and a command that reads a dimension."""
     table = demo.home.lake / demo.settings.source / f"dim_{demo.domain.shown}"
-    query = f"import deltalake; print(deltalake.DeltaTable('{table}').to_pandas().head())"
+    query = f"import deltalake; print(deltalake.DeltaTable('{table}').to_pandas().iloc[:5, :4])"
     click.echo(f"\nLake:     {demo.home.lake}")
     click.echo(f"See it:   {demo.again}make up   (or: {demo.again}omnisupport-ingest up)")
     # Not `python`: that may be another interpreter, without deltalake.
@@ -388,8 +408,6 @@ def say_what_to_do_next(demo: Demo) -> None:
 
 def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
     """Return what is not committed yet. Raises ``DemoStuck`` if a gap means that it never will be."""
-    from omnisupport_ingest.layers.pending import pending_windows
-
     pending = pending_windows(workspace, source)
     # If a later epoch has repaired the gap, the platform continues.
     if pending.gap is not None and pending.gap.later_epoch is None:
@@ -400,8 +418,6 @@ def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
 @contextmanager
 def _instance(demo: Demo) -> Iterator[DagsterInstance]:
     """Yield the Dagster instance that the demo's daemon uses."""
-    from omnisupport_ingest.runtime.dagster_home import dagster_environment
-
     os.environ.update(dagster_environment(demo.settings, demo.home))
     from dagster import DagsterInstance
 

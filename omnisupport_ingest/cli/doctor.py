@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import click
 
-from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli import doctor_home, doctor_machine, render
+from omnisupport_ingest.cli.doctor_archive import write_archive
 from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import existing_home, has_home, leave_out_pandas, open_settings
+from omnisupport_ingest.cli.opening import existing_home, has_home, open_settings
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import recorded_storage
 
 _WIDEST = 8
@@ -42,8 +44,6 @@ def doctor(archive: Out | None, as_json: bool) -> int:
     diagnosed = list(diagnoses())
     bad = [each for each in diagnosed if each.level in (Level.WARNING, Level.PROBLEM)]
     if path is not None:
-        from omnisupport_ingest.cli.doctor_archive import write_archive
-
         write_archive(path, document(diagnosed))
     if as_json:
         render.echo_json(document(diagnosed))
@@ -56,9 +56,6 @@ def doctor(archive: Out | None, as_json: bool) -> int:
 
 def diagnoses() -> Iterator[Diagnosis]:
     """Yield every finding. If something cannot be opened, that is a finding too."""
-    leave_out_pandas()
-    from omnisupport_ingest.cli import doctor_home, doctor_machine
-    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
     yield from doctor_machine.machine(settings)

@@ -21,9 +21,12 @@ from urllib.parse import unquote
 
 from pydantic import SecretStr
 
+from omnisupport_ingest.cli.ledger import account_documents
 from omnisupport_ingest.cli.opening import has_home, open_settings, open_workspace
+from omnisupport_ingest.cli.status import status_document
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.runtime.recorded_runs import recorded
 from omnisupport_ingest.settings import Settings
 
 _HIDDEN = "(not shown)"
@@ -104,9 +107,6 @@ def _versions() -> dict[str, str]:
 
 
 def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
-    from omnisupport_ingest.cli.ledger import account_documents
-    from omnisupport_ingest.cli.status import status_document
-    from omnisupport_ingest.runtime.recorded_runs import recorded
 
     for name, make in (("status.json", status_document), ("ledger.json", account_documents)):
         try:

@@ -11,11 +11,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deltalake.exceptions import DeltaError
+
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level, disk, permissions
 from omnisupport_ingest.cli.opening import source_dsn_or_error, sources_in_use
+from omnisupport_ingest.contracts.pii_policies import HASH
+from omnisupport_ingest.contracts.protection import has_policy
+from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.storage import path_at_hand
+from omnisupport_ingest.read.loss_account import Verdict, loss_account
+from omnisupport_ingest.runtime.home_lock import in_use
+from omnisupport_ingest.runtime.recorded_runs import recorded
+from omnisupport_ingest.sources.postgres.capture.status import source_status
+from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server
+from omnisupport_ingest.sources.postgres.session.connection import connect, one_row
+from omnisupport_ingest.sources.postgres.slot.retention import Level as Danger
+from omnisupport_ingest.storage import path_at_hand, put_back, storage_of
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -23,13 +35,15 @@ if TYPE_CHECKING:
 
 _SKEW_SECONDS = 1.0
 _DAEMON_SILENT = timedelta(minutes=2)
-_RESTORE = "Restore lake/ from a backup, or make the windows again: omnisupport-ingest replay --help"
+_RESTORE = "Restore lake/ from a backup."
+_REPLAY = " Or make the windows again: omnisupport-ingest replay --help"
 
 
 def home(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
     """Yield the findings about the home and its sources."""
     yield from permissions(workspace.home.path)
     yield from _area("disk", lambda: [disk(workspace)])
+    yield from _area("storage", lambda: _bucket(workspace))
     yield from _area("contracts", lambda: _contracts(workspace))
     yield from _area("source", lambda: _sources(settings, workspace))
     for source in sources_in_use(workspace):
@@ -60,7 +74,16 @@ def _area(name: str, look: Callable[[], Iterable[Diagnosis]]) -> Iterator[Diagno
         )
 
 
+def _bucket(workspace: Workspace) -> Iterator[Diagnosis]:
+    """Check that an object store keeps to the conditions of puts, if the home has one."""
+    storage = storage_of(workspace.home.lake / "any")
+    if not storage.is_local:
+        storage.require_conditions()
+        yield Diagnosis("storage", Level.OK, "The object store refuses a put whose condition does not hold.")
+
+
 def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:
+
     contracts = workspace.contracts.all
     workspace.secrets(contracts)
     least = min((each.allowed_lateness for each in contracts), default=None)
@@ -75,16 +98,20 @@ def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:
         )
     sources = len(workspace.contracts.sources())
     counts = f"{render.counted(len(contracts), 'table')} of {render.counted(sources, 'source')}"
-    yield Diagnosis("contracts", Level.OK, f"{counts}, keys for personal data are there")
+    keys = "the keys that policies need are there" if has_policy(contracts, HASH) else "no policy needs a key"
+    yield Diagnosis("contracts", Level.OK, f"{counts}; {keys}")
 
 
 # --- the source, its slot and its clock --------------------------------------------------------------------
 
 
 def _sources(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
-
-    own = sources_in_force(settings, workspace.contracts).find(settings.source)
+    sources = sources_in_force(settings, workspace.contracts)
+    for each in sources.all:
+        if each.path and not each.tables(workspace.contracts):
+            problem = f"No contract names the source {each.name}, so nothing of it is taken in."
+            yield Diagnosis("source", Level.WARNING, problem, each.first_contracts)
+    own = sources.find(settings.source)
     logs = {each.name: each for each in (own, *log_sources(settings, workspace.contracts))}
     for name, each in logs.items():
         if each.kind is SourceKind.LOG:
@@ -92,11 +119,10 @@ def _sources(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
 
 
 def _log(settings: Settings, workspace: Workspace, name: str) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.sources.postgres.capture.status import source_status
-    from omnisupport_ingest.sources.postgres.slot.retention import Level as Danger
 
     dsn = source_dsn_or_error(settings, workspace.home)
     if isinstance(dsn, IngestError) and settings.source_dsn is None:
+        embedded_server(settings, workspace.home)  # raises if the source was captured from another server
         yield Diagnosis(
             "source",
             Level.NOTE,
@@ -118,8 +144,6 @@ def _log(settings: Settings, workspace: Workspace, name: str) -> Iterator[Diagno
 
 
 def _server_clock(dsn: str) -> datetime:
-    from omnisupport_ingest.sources.postgres.session.connection import connect, one_row
-
     connection = connect(dsn, application_name="omnisupport-ingest doctor")
     try:
         (moment,) = one_row(connection, "SELECT clock_timestamp()")
@@ -148,8 +172,6 @@ def clocks(name: str, server: datetime, local: datetime) -> Iterator[Diagnosis]:
 
 
 def _chain(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.read.loss_account import Verdict, loss_account
-
     account = loss_account(workspace, source, withheld={})
     level = Level.PROBLEM if account.verdict is Verdict.MISSING else Level.OK
     fixes = [each.fix for each in account.open_gaps] + [each.fix for each in account.incomplete]
@@ -159,18 +181,16 @@ def _chain(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
 
 def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
     """Check that every table opens, every state can be read, and every file exists with its size."""
-    from deltalake.exceptions import DeltaError
-
     tables = files = 0
     for table in workspace.tables():
         if not table.spec.path.startswith(f"{source}/"):
             continue
-        name = table.spec.path
+        name, restore = table.spec.path, put_back(table.folder, _RESTORE) + _REPLAY
         try:
             snapshot = table.look()
         except DeltaError as error:
             yield Diagnosis(
-                "lake", Level.PROBLEM, f"The log of {name} cannot be read ({type(error).__name__}).", _RESTORE
+                "lake", Level.PROBLEM, f"The log of {name} cannot be read ({type(error).__name__}).", restore
             )
             continue
         if snapshot is None:
@@ -191,7 +211,7 @@ def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
                 "lake",
                 Level.PROBLEM,
                 f"{render.counted(len(gone), 'file')} of {name} that its log names are not there.",
-                _RESTORE,
+                restore,
             )
         if cut:
             has = "has" if len(cut) == 1 else "have"
@@ -199,7 +219,7 @@ def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
                 "lake",
                 Level.PROBLEM,
                 f"{render.counted(len(cut), 'file')} of {name} {has} another size than its log says.",
-                _RESTORE,
+                restore,
             )
         if unread:
             yield Diagnosis(
@@ -226,8 +246,6 @@ def _size(path: Path) -> int | None:
 
 
 def _dagster(workspace: Workspace) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.runtime.recorded_runs import recorded
 
     home = workspace.home
     running = (home.run / "supervisor.lock").exists() and in_use(home)

@@ -16,8 +16,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.requirements import Requirement
+
+from omnisupport_ingest import __version__
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.status_health import SCARCE_BYTES, SOON_DAYS
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.runtime.java import find_java
+from omnisupport_ingest.runtime.ports import answers
+from omnisupport_ingest.runtime.running import running_services, ui_port
+from omnisupport_ingest.settings import NightlyRetention
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -56,10 +64,6 @@ def machine(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _versions() -> Iterator[Diagnosis]:
-    from packaging.requirements import Requirement
-
-    from omnisupport_ingest import __version__
-
     yield Diagnosis(
         "environment",
         Level.OK,
@@ -99,8 +103,6 @@ def _versions() -> Iterator[Diagnosis]:
 
 
 def _java(settings: Settings) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.runtime.java import find_java
 
     if settings.spark_remote is not None:
         return
@@ -142,8 +144,6 @@ def spark_bytes(text: str) -> int | None:
 
 
 def _ports(settings: Settings) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.runtime.running import running_services, ui_port
-
     run_folder = settings.home.expanduser().absolute() / "run"
     ours = ui_port(run_folder)
     if ours is not None:
@@ -163,8 +163,6 @@ def _ports(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _port(port: int, of: str, variable: str, free: str) -> Diagnosis:
-    from omnisupport_ingest.runtime.ports import answers
-
     if answers(port):
         return Diagnosis(
             "ports",
@@ -177,8 +175,6 @@ def _port(port: int, of: str, variable: str, free: str) -> Diagnosis:
 
 def contradictions(settings: Settings) -> Iterator[Diagnosis]:
     """Yield findings about settings that contradict each other, or have no effect beside another one."""
-    from omnisupport_ingest.settings import NightlyRetention
-
     set_fields = settings.model_fields_set
     if settings.slot_warning_bytes > settings.slot_alarm_bytes:
         yield Diagnosis(

@@ -17,6 +17,12 @@ from omnisupport_ingest.cli.opening import (
 )
 from omnisupport_ingest.cli.render import clock, counted, echo_json, some
 from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
+from omnisupport_ingest.contracts.model import UnknownTable, table_named, tables_named
+from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
+from omnisupport_ingest.review.certificate import WITHDRAWN
+from omnisupport_ingest.review.erasing import ErasureRefused, key_text, look_up
+from omnisupport_ingest.review.row_certificate import erase_row
+from omnisupport_ingest.review.subject_erasure import look_up_subject
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -81,12 +87,9 @@ def erase(
       omnisupport-ingest erase order_lines order_id=7 line=1 --reason "ticket 4711" --by ana --json
       omnisupport-ingest erase customers 42 --subject --reason "request of May 3"
 
-    Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its ledger is
-    damaged.
+    Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its
+    erasure ledger is damaged.
     """
-    from omnisupport_ingest.contracts.model import UnknownTable, table_named
-    from omnisupport_ingest.review.erasing import key_text, look_up
-    from omnisupport_ingest.review.row_certificate import erase_row
 
     if options.why is None and not options.dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
@@ -123,9 +126,6 @@ def erase(
 
 def _refuse_withdrawn(workspace: Workspace, source: str, table: str) -> None:
     """Raise ``ErasureRefused`` if ``table`` is the name of a table whose contract was withdrawn."""
-    from omnisupport_ingest.contracts.model import tables_named
-    from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
-    from omnisupport_ingest.review.erasing import ErasureRefused
 
     withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
     for each in tables_named(table, [each for each in withdrawn if each.source == source]):
@@ -219,7 +219,6 @@ def _row(contract: TableContract, erased: Erased) -> str:
 def erase_subject(workspace: Workspace, contract: TableContract, key: str, options: EraseOptions) -> None:
     """Erase the subject of the row with ``key``, and print the result."""
     from omnisupport_ingest.review.subject_erasure import erase_subject as erase
-    from omnisupport_ingest.review.subject_erasure import look_up_subject
 
     if options.dry_run:
         erased = look_up_subject(workspace, contract, key)
@@ -237,6 +236,8 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
                 "images_encrypted": erased.images,
                 "cells_readable": erased.cells,
                 "windows": list(erased.windows),
+                "windows_waiting": list(erased.waiting),
+                "sealed_windows": list(erased.sealed),
                 "files_swept": erased.swept,
                 "remains": list(erased.remains),
                 "platform_runs": runs,
@@ -248,19 +249,30 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
 
 
 def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Iterator[str]:
-    from omnisupport_ingest.review.certificate import WITHDRAWN
-
     reach = f"{counted(erased.images, 'image')} landed encrypted, {counted(erased.cells, 'cell')} above raw"
     if erased.certificate is None:
         yield f"To be destroyed: the key of whom that row of {contract.full_name} is of; {reach} can be read."
         yield "Nothing was destroyed (--dry-run)."
         return
     yield f"The key is destroyed: nobody can read {counted(erased.images, 'image')} that landed encrypted."
-    if erased.cells:
-        yield f"{counted(erased.cells, 'cell')} above raw can be read until their windows are judged again."
-        yield f"{stale(list(erased.windows))} {who_judges_again(runs=runs)}"
-        yield f"Then the job history_{contract.source}; then give this command again."
-    else:
+    again = f"the job history_{contract.source}; then give this command again."
+    if erased.waiting:
+        cells = (
+            f"{counted(erased.cells, 'cell')} above raw can be read"
+            if erased.cells
+            else ("No cell above raw can be read now, but a run may write what it has read")
+        )
+        yield f"{cells}, until windows are judged again."
+        yield f"{stale(list(erased.waiting))} {who_judges_again(runs=runs)}"
+        yield f"Then {again}"
+    elif erased.cells:
+        yield f"{counted(erased.cells, 'cell')} above raw can be read. Let run {again}"
+    if erased.sealed:
+        yield (
+            f"What {some(erased.sealed)} show of it stays readable: retention has sealed "
+            f"{counted(len(erased.sealed), 'window')}, and nobody can say there whose a row is."
+        )
+    if not (erased.waiting or erased.cells):
         others = any(each["what"] == WITHDRAWN for each in erased.remains)
         but = " but in tables of withdrawn contracts, which were not looked at" if others else ""
         yield f"No cell above raw can be read{but}; {counted(erased.swept, 'file')} of former versions swept."

@@ -5,20 +5,17 @@ An ``IngestError`` has an exit code of its own; ``EXIT_CODES`` says what each co
 
 from __future__ import annotations
 
-import errno
-import os
+import re
 import traceback
-from contextlib import suppress
 from contextvars import ContextVar
-from pathlib import Path
 from typing import NamedTuple
 
 import click
 from pydantic import ValidationError
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.runtime.spark_errors import name_spark_error
-from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.runtime.known_errors import known_error, what_and_where
+from omnisupport_ingest.settings import PREFIX
 
 FINDINGS = 1
 """The command did its work, and found something that a person must look at: a difference, damage, a refused
@@ -46,7 +43,7 @@ EXIT_CODES = {
     1: ExitCode(
         "a problem",
         "a problem that is named with its fix; or something was found: a difference, damage, a refused file, "
-        "a capture that has failed",
+        "a contract that `contracts validate` finds wrong, a capture that has failed",
     ),
     2: ExitCode("wrong input", "wrong usage, setting, contract, seed manifest or connection string"),
     3: ExitCode("the home", "the home is not there, does not fit, or has a file that cannot be used"),
@@ -106,8 +103,9 @@ def report(error: BaseException, *, debug: bool) -> int:
         click.echo(_unexpected(error), err=True)
         return UNEXPECTED_EXIT_CODE
     click.echo(f"Error: {known}", err=True)
-    if name := NAMED_LOG.get():
-        NAMED_LOG.set(None)
+    name = NAMED_LOG.get()
+    NAMED_LOG.set(None)
+    if name is not None and not re.search(rf"\b{re.escape(name)}\b", known.fix):
         click.echo(
             f"Note: this concerns the source {name}: add that name to the commands above. Its connection is "
             "its own (sources list), not OMNISUPPORT_SOURCE_DSN.",
@@ -116,15 +114,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     return known.exit_code
 
 
-_OF_DAMAGE = frozenset({"DeltaError", "ArrowInvalid", "InvalidInputException", "IOException"})
-_READERS = frozenset({"deltalake", "_internal", "pyarrow", "duckdb", "_duckdb"})
-"""Class and package of the errors that readers raise for a damaged file. Named as texts, because importing
-them takes a second."""
-
-
 def _known(error: BaseException) -> IngestError | None:
-    if isinstance(error, IngestError):
-        return error
     if isinstance(error, ValidationError) and error.title == "Settings":
         # Only the name and the rule are shown: the value may be a password.
         faults = "; ".join(f"{PREFIX}{_name(fault['loc'])}: {fault['msg']}" for fault in error.errors())
@@ -132,40 +122,14 @@ def _known(error: BaseException) -> IngestError | None:
             f"Settings that cannot be used: {faults}.",
             fix="Correct the variable, or its line in .env; `omnisupport-ingest settings` lists them all.",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return IngestError(
-            f"No space left on the disk{_at(error)}.",
-            fix="Free some space and run the same command again: it continues where it stopped.",
-        )
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return IngestError(
-            f"Not permitted: {os.strerror(error.errno)}{_at(error)}.",
-            fix="Give this user the right, or set OMNISUPPORT_HOME to a folder it may write.",
-        )
-    classes = type(error).__mro__
-    if any(of.__name__ in _OF_DAMAGE and of.__module__.partition(".")[0] in _READERS for of in classes):
-        return IngestError(
-            f"A table or a file cannot be read ({type(error).__name__}).",
-            fix="omnisupport-ingest doctor names a damaged one: restore it from a backup. If it names none, "
-            "run the command again as `omnisupport-ingest --debug …` and report the traceback.",
-        )
-    with suppress(ValidationError, IngestError):
-        return name_spark_error(error, Settings())
-    return None
+    return known_error(error)
 
 
 def _unexpected(error: BaseException) -> str:
-    # The exception's message is left out: a driver's message may quote a row.
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f" in {last[0].name} ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
     return (
-        f"Error: unexpected {type(error).__name__}{where}.\n"
+        f"Error: {what_and_where(error)}.\n"
         "Fix: Run the command again as `omnisupport-ingest --debug …` and report the traceback."
     )
-
-
-def _at(error: OSError) -> str:
-    return f" at {error.filename}" if error.filename else ""
 
 
 def _name(location: tuple[int | str, ...]) -> str:

@@ -11,14 +11,17 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.opening import (
     SOURCE_OF_TABLE,
     key_named,
-    leave_out_pandas,
     open_workspace,
     table_of,
 )
 from omnisupport_ingest.cli.views import operation_name, review_document
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.cell_origins import Origin
+from omnisupport_ingest.read.explain import explain as look_up
+from omnisupport_ingest.review.erasing import key_text
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.read.cell_origins import KeyEvent, Origin
+    from omnisupport_ingest.read.cell_origins import KeyEvent
     from omnisupport_ingest.read.explain import Explanation
 
 _LONGEST = 60
@@ -41,7 +44,7 @@ _WHY = {
 
 @click.command()
 @click.argument("table")
-@click.option("--key", "key", metavar="KEY", multiple=True, required=True, help="The row's key; see below.")
+@click.option("--key", "key", metavar="KEY", multiple=True, required=True, help="The row's key; see above.")
 @click.option("--column", metavar="COLUMN", help="Explain this column, event by event.")
 @click.option("--source", metavar="NAME", help=SOURCE_OF_TABLE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -66,9 +69,6 @@ def explain(table: str, key: tuple[str, ...], column: str | None, source: str | 
     Exit code: 0 explained, 1 the lake has no event of that key, 2 usage or settings, 3 no home or a ledger is
     damaged.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.read.explain import explain as look_up
-    from omnisupport_ingest.review.erasing import key_text
 
     workspace = open_workspace()
     contract = table_of(workspace, table, source)
@@ -233,8 +233,6 @@ def _row_facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _origins(explanation: Explanation, column: str | None) -> list[Origin]:
-    from omnisupport_ingest.read.cell_origins import Origin
-
     if explanation.origins is None:
         return []
     names = explanation.contract.column_names if column is None else (column,)
@@ -362,12 +360,8 @@ def _event(event: KeyEvent) -> str:
 
 
 def _position_text(position: tuple[int, int, int]) -> str:
-    from omnisupport_ingest.position import Lsn, Position
-
     return str(Position(position[0], Lsn(position[1]), position[2]))
 
 
 def _lsn(value: int | None) -> str:
-    from omnisupport_ingest.position import Lsn
-
     return "unknown" if value is None else str(Lsn(value))

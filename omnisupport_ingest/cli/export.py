@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.long_look import speaking
-from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, tables_named
+from omnisupport_ingest.cli.opening import open_workspace, tables_named
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import clock, counted, echo_json, iso, say_err, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.as_of import open_reading
+from omnisupport_ingest.read.as_of_files import count_tables, write_tables
+from omnisupport_ingest.read.export import Format
+from omnisupport_ingest.read.export import export as write
+from omnisupport_ingest.runtime.spark import session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.as_of_files import TableAsOf
-    from omnisupport_ingest.read.export import Format
 
 _FORM_HELP = "What to write.  [default: as the file's name ends, in a folder csv]"
 
@@ -58,9 +62,6 @@ def export(table: str, form: str | None, out: Out, include_deleted: bool, as_jso
     Exit code: 0 written, 1 not there yet or not writable, 2 usage, settings or no such table,
     3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.read.export import export as write
-
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [table])
     chosen = _format(form, out)
@@ -154,9 +155,6 @@ def as_of(
     Exit code: 0 read, 1 no state there, 2 usage, settings or no such table, 3 no home, 4 no Java or
     no Spark.
     """
-    from omnisupport_ingest.read.as_of import open_reading
-    from omnisupport_ingest.read.as_of_files import count_tables, write_tables
-    from omnisupport_ingest.runtime.spark import session
 
     if epoch is not None and not isinstance(at, Lsn):
         raise click.UsageError("--epoch goes with an LSN only.")
@@ -188,8 +186,6 @@ def as_of(
 
 def _format(given: str | None, out: Out) -> Format:
     """Return the requested format, else that of the file's suffix; in a folder, CSV."""
-    from omnisupport_ingest.read.export import Format
-
     name = given or ("csv" if out.is_folder else out.suffix)
     if name not in {each.value for each in Format}:
         raise click.UsageError(f"The name {out.path.name} does not say what to write: add --format.")

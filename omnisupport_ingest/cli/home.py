@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from datetime import timedelta
 from typing import Any
 
@@ -10,9 +11,10 @@ import click
 from pydantic import SecretStr
 
 from omnisupport_ingest.cli.opening import has_home, open_settings, open_workspace
-from omnisupport_ingest.cli.render import echo_json
+from omnisupport_ingest.cli.render import echo_json, without_links
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.processes import remove_all_left_behind
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.private_folders import remove_socket_folder
 from omnisupport_ingest.settings import PREFIX
@@ -20,8 +22,9 @@ from omnisupport_ingest.storage import forget_home, recorded_storage
 
 
 @click.command()
+@click.option("--set", "only_set", is_flag=True, help="List only those that are set.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def settings(as_json: bool) -> None:
+def settings(only_set: bool, as_json: bool) -> None:
     """List every setting with its value and meaning. Secrets are not shown.
 
     A setting is an environment variable, or a line of .env in the working directory; the variable
@@ -30,7 +33,7 @@ def settings(as_json: bool) -> None:
     \b
     Examples:
       omnisupport-ingest settings
-      omnisupport-ingest settings --json | jq -r '.[] | select(.set) | .name'
+      omnisupport-ingest settings --set
 
     Exit code: 0 listed, 2 a setting cannot be used.
     """
@@ -50,13 +53,15 @@ def settings(as_json: bool) -> None:
                 "meaning": field.description,
             }
         )
+    listed = [each for each in listed if each["set"] or not only_set]
     if as_json:
         echo_json(listed)
         return
     for each in listed:
         shown = "(not set)" if each["value"] is None else each["value"]
         click.echo(f"{each['name']}={'(set, not shown)' if each['secret'] else shown}")
-        click.echo(f"    {each['meaning']}")
+        text = without_links(str(each["meaning"]))
+        click.echo(textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="    "))
 
 
 @click.command()
@@ -83,9 +88,10 @@ def sweep(hours: int, as_json: bool) -> None:
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.lake.sweep import sweep as sweep_table
-    from omnisupport_ingest.layers.quarantine_files import named_anywhere
+    from omnisupport_ingest.layers.events.quarantine_files import named_anywhere
 
     workspace = open_workspace()
+    remove_all_left_behind(workspace.home.run)
     named = {
         workspace.quarantine(source).spec.path: named_anywhere(workspace, source)
         for source in workspace.contracts.sources()

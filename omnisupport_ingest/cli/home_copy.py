@@ -20,6 +20,7 @@ from omnisupport_ingest.cli.render import Commands, counted
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.storage import (
     LOCAL,
     Kept,
@@ -43,7 +44,7 @@ class CopyDiffers(IngestError):
 
 @click.group(cls=Commands)
 def home() -> None:
-    """The home as a whole: where its landing and lake are kept."""
+    """Move landing and lake of the home to an object store."""
 
 
 @home.command()
@@ -60,8 +61,6 @@ def copy(url: str) -> None:
 
     Exit code: 0 done, 1 the copy differs, 2 usage or settings, 3 no home, 4 the store is away, 6 in use.
     """
-    from omnisupport_ingest.sources.postgres.session.lease import take_lease
-
     settings = open_settings()
     source_home = existing_home(settings)
     with ExitStack() as alone:
@@ -88,7 +87,8 @@ def copy_home(home: Home, url: str) -> Copied:
     """Copy landing and lake to ``url``, compare them, and record the storage in the home.
 
     Raises:
-        StorageRefused: the home is in an object store already, or another one is at ``url``.
+        StorageRefused: the home is in an object store already, another one is at ``url``, or the store there
+            ignores conditions of puts.
         CopyDiffers: an object differs from its file, or has none. The home is then unchanged.
     """
     recorded = recorded_storage(home.path)
@@ -98,11 +98,9 @@ def copy_home(home: Home, url: str) -> Copied:
             fix="Copy a bucket to another with the tools of its provider.",
         )
     storage = open_storage(home.path, url)
-    if storage.version(home.path / "home.json") is not None:
-        raise StorageRefused(
-            "A home is kept there already, and a copy would mix the two.",
-            fix="Give a prefix that nothing was put to.",
-        )
+    # Its own marker is there if a copy was cut off before the home recorded its storage.
+    home.require_own_marker(storage)
+    storage.require_conditions()
     every = (each for folder in (home.landing, home.lake) for each in LOCAL.listed(folder))
     files = [each for each in every if is_kept(home.path, each.path)]
     # No failpoint: objects of no home, until home.marker puts its marker beside them.

@@ -8,6 +8,9 @@ from pathlib import Path
 import click
 
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import failpoint
 
 _DECISIONS = "reports/week03/late_arrival_decision_table.csv"
 
@@ -74,8 +77,6 @@ def init(folder: Path) -> None:
 
     Exit code: 0 done, 1 a file cannot be written, 2 usage.
     """
-    from omnisupport_ingest.errors import IngestError
-
     try:
         written = list(_write(folder))
     except OSError as problem:
@@ -93,8 +94,6 @@ def init(folder: Path) -> None:
 
 def _write(folder: Path) -> Iterator[Path]:
     """Write the missing files of a project, and yield the path of each."""
-    from omnisupport_ingest.durable import create_exclusively
-    from omnisupport_ingest.failpoints import failpoint
 
     files = {
         ".env": _ENV,

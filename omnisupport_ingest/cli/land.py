@@ -11,20 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cdc.lateness import is_late
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_home, open_settings, options_as
 from omnisupport_ingest.cli.render import counted, echo_json, say_err, some
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.contracts.kept import Documents, keep, usable
+from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.sources.debezium.faults import FileRefused, FilesPaused, SourceTakesNoFiles
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, handling_in_force
+from omnisupport_ingest.sources.debezium.inbox import Inbox
+from omnisupport_ingest.sources.debezium.land import Inlet, check_source, refuse_paused
+from omnisupport_ingest.sources.debezium.land import land as land_file
+from omnisupport_ingest.sources.debezium.orders import WORDS
+from omnisupport_ingest.sources.encrypting import encrypting_store
+from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.contracts.sources import SourceDefinition
-    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.debezium.inbox import Inbox, Taken
-    from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet
+    from omnisupport_ingest.sources.debezium.inbox import Taken
+    from omnisupport_ingest.sources.debezium.land import FileLanding
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
@@ -70,7 +83,8 @@ class _EventOptions:
 @click.option(
     "--binary",
     type=click.Choice(["base64", "base64-url-safe", "hex"]),
-    help="How the connector writes bytes (binary.handling.mode).  [default: bytes, as Debezium]",
+    help="How the connector writes bytes (binary.handling.mode).  "
+    "[default: that of the definition, else Debezium's mode bytes, which is base64 in JSON]",
 )
 @click.option(
     "--odd-lines",
@@ -92,20 +106,28 @@ def land(inputs: _Inputs, events: _EventOptions, watch: bool, as_json: bool) -> 
     """Land files of Debezium events (JSON lines, plain, .gz or .zst), each as one batch of its source.
 
     Files may be late, repeated, overlapping and in any order. Landing a file twice changes nothing. A line
-    that cannot be read goes to quarantine; a file without any line that can be read is refused. The
-    definition of the source (contracts/sources/NAME.json) says how its connector writes events; the options
-    override it.
+    that cannot be read goes to quarantine; a file without any line that is recognisably an event is refused.
+    The definition of the source (contracts/sources/NAME.json) says how its connector writes events; the
+    options override it.
 
     With --watch, the command takes files from INBOX/SOURCE named *.jsonl or *.json, also with .gz or .zst
     behind it, when they no longer grow, and moves them to landed/ or refused/ there. Write a file under a
     name that begins with a dot, and rename it when it is complete.
 
+    The files of a paused source (`source pause`) do not land: named, they are an error; in the inbox, they
+    wait.
+
+    An event from before the first window of the home stays in quarantine (out_of_range), and a check stays
+    red. A home for older files gets an earlier first window when it is made, as for the sample here.
+
     \b
     Example:
+      export OMNISUPPORT_HOME=/tmp/partner OMNISUPPORT_FIRST_WINDOW=2026-11-20T00:00
       omnisupport-ingest land data/debezium_events/partner_tickets.jsonl --source partner_desk
       omnisupport-ingest land --watch --inbox /srv/debezium
 
-    Exit code: 0 landed, 1 a file is refused, 2 usage, settings, or a source that takes no files.
+    Exit code: 0 landed, 1 a file is refused or the source is paused, 2 usage, settings, or a source that
+    takes no files.
     """
     _check_usage(inputs, watch=watch, as_json=as_json)
     handling = {name: value for name, value in asdict(events).items() if value is not None}
@@ -129,8 +151,6 @@ def _check_usage(inputs: _Inputs, *, watch: bool, as_json: bool) -> None:
 def _land_files(
     settings: Settings, handling: dict[str, str], inputs: _Inputs, *, as_json: bool
 ) -> int | None:
-    from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceTakesNoFiles
 
     open_home(settings)
     workspace, source, new_epoch = Workspace.open(settings), inputs.source or "", inputs.new_epoch
@@ -159,28 +179,49 @@ def _land_files(
 
 
 def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *, once: bool) -> int | None:
-    from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.sources.debezium.inbox import Inbox
 
-    root = folder or open_home(settings).inbox
+    home = open_home(settings)
+    root = folder or home.inbox
+    watched = _Watched(settings, once=once)
+
+    def paused(source: str) -> bool:
+        # Asked before any document is read: a pause may last for days, and a look comes every second.
+        try:
+            refuse_paused(home.landing / source)
+        except FilesPaused as pause:
+            watched.show_pause(source, pause)
+            return True
+        return False
 
     def land_one(path: Path, source: str) -> FileLanding:
-        # Opened for each file, so that a new contract needs no restart.
-        return _land(Workspace.open(settings), handling, path, source, None)
+        workspace = watched.workspace()
+        try:
+            return _land(workspace, handling, path, source, None)
+        except FilesPaused as pause:
+            watched.show_pause(source, pause)
+            raise
+        except FileRefused:
+            if watched.refused is not None:
+                # It may be a file for a document that is not in use yet, so it stays where it is.
+                raise watched.refused from None
+            raise
 
-    inbox = Inbox(root, land_one)
+    def by_arrival(source: str) -> bool:
+        return handling_in_force(watched.workspace().settings, source).order == BY_ARRIVAL
+
+    inbox = Inbox(root, land_one, by_arrival=by_arrival, paused=paused)
     if once:
-        refused = _look(settings, inbox)
+        refused = _look(watched, inbox)
         if inbox.waits():
             time.sleep(inbox.settled_seconds)
-            refused += _look(settings, inbox)
+            refused += _look(watched, inbox)
         return FINDINGS if refused else None
     click.echo(f"Watching {root}. Stop with Ctrl-C.")
     with stop_on_signal() as stop:
         while not stop.is_set():
             pause = _LOOK_SECONDS
             try:
-                _look(settings, inbox, stop.is_set)
+                _look(watched, inbox, stop.is_set)
             except (IngestError, OSError) as error:
                 text = str(error) if isinstance(error, IngestError) else f"{type(error).__name__}: {error}"
                 say_err(f"{text}\nTrying again in {_RETRY_SECONDS:.0f} s.")
@@ -189,31 +230,57 @@ def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *,
     return None
 
 
-def _look(settings: Settings, inbox: Inbox, stopped: Callable[[], bool] = lambda: False) -> int:
+class _Watched:
+    """The home of a watcher, opened anew for each file, so that a new contract needs no restart.
+
+    While a document is wrong, a watcher goes on with the copy that services use; with ``once`` it refuses.
+    """
+
+    def __init__(self, settings: Settings, *, once: bool) -> None:
+        self._settings, self._once = settings, once
+        self._notice: str | None = None
+        self._pauses = dict[str, str]()
+        self.refused: IngestError | None = None
+        """The error about the wrong document while the workspace is that of the copy."""
+
+    def workspace(self) -> Workspace:
+
+        documents = Documents(self._settings) if self._once else usable(self._settings)
+        if not self._once:
+            keep(documents)
+        if documents.notice is not None and documents.notice != self._notice:
+            say_err(documents.notice)
+        self._notice, self.refused = documents.notice, documents.refused
+        return Workspace.open(documents.settings)
+
+    def show_pause(self, source: str, pause: FilesPaused) -> None:
+        """Report once that the files of ``source`` wait."""
+        if self._pauses.get(source) != pause.problem:
+            self._pauses[source] = pause.problem
+            say_err(f"{pause.problem} Its files wait in the inbox for: {pause.fix}")
+
+
+def _look(watched: _Watched, inbox: Inbox, stopped: Callable[[], bool] = lambda: False) -> int:
     """Land the complete files; return how many were refused."""
     refused = 0
     for taken in inbox.look():
         refused += taken.refused is not None
-        click.echo("\n".join(_taken(settings, taken)))
+        click.echo("\n".join(_taken(watched, taken)))
         if stopped():
             break
     return refused
 
 
-def _taken(settings: Settings, taken: Taken) -> list[str]:
-    from omnisupport_ingest.layers.workspace import Workspace
-
+def _taken(watched: _Watched, taken: Taken) -> list[str]:
     if taken.landing is None:
         return [f"Refused: {taken.refused}", f"  It is now {printable(taken.path)}."]
-    workspace = Workspace.open(settings)
+    workspace = watched.workspace()
     return [f"{taken.source}:", *_lines(workspace, _facts(workspace, taken.landing))]
 
 
 def _land(
     workspace: Workspace, handling: dict[str, str], path: Path, source: str, new_epoch: str | None
 ) -> FileLanding:
-    from omnisupport_ingest.sources.debezium.land import land as land_file
-
     return land_file(path, inlet_of(workspace, source, handling), new_epoch=new_epoch)
 
 
@@ -222,11 +289,6 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
     ``handling``: options that override the definition of the source.
     """
-    from omnisupport_ingest.contracts.learned import LearnedColumns
-    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
-    from omnisupport_ingest.sources.debezium.handling import handling_in_force
-    from omnisupport_ingest.sources.debezium.land import Inlet, check_source
-    from omnisupport_ingest.sources.encrypting import encrypting_store
 
     sources = sources_in_force(workspace.settings, workspace.contracts)
     logs = {each.name for each in sources.of_kind(SourceKind.LOG)}
@@ -255,8 +317,6 @@ def _keys_of(tables: Sequence[TableContract]) -> frozenset[frozenset[str]]:
 
 def _refuse_other_positions(definition: SourceDefinition) -> None:
     """Refuse sources whose positions cannot be compared: those read by cursors, or ordered by arrival."""
-    from omnisupport_ingest.contracts.sources import SourceKind
-    from omnisupport_ingest.sources.debezium.faults import SourceTakesNoFiles
 
     by_arrival = definition.kind is SourceKind.KAFKA and definition.events.get("order") == "arrival"
     if definition.kind is SourceKind.QUERY or by_arrival:
@@ -269,8 +329,6 @@ def _refuse_other_positions(definition: SourceDefinition) -> None:
 
 def _facts(workspace: Workspace, landing: FileLanding) -> dict[str, Any]:
     """Return a landed file for ``--json``. ``duplicates`` are unknown until its events are judged."""
-    from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
-
     manifest, tally = landing.manifest, landing.tally
     assert manifest.file is not None
     return {
@@ -304,9 +362,6 @@ def _first_odd(landing: FileLanding) -> dict[str, Any] | None:
 
 def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
     """Return the windows of the file that were closed for one of its tables when it landed."""
-    from omnisupport_ingest.cdc.lateness import is_late
-    from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS
-    from omnisupport_ingest.windows import OUT_OF_RANGE
 
     contracts = workspace.contracts.of_source(landing.manifest.source)
     allowed = {each.full_name: each.allowed_lateness for each in contracts}
@@ -325,8 +380,6 @@ def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
 
 def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
     """Return ``facts`` as lines for a person."""
-    from omnisupport_ingest.sources.debezium.orders import WORDS
-
     if facts["already_landed"]:
         return [f"{facts['file']} had landed before as {facts['batch']}; nothing changes."]
     lines = [f"{facts['file']} landed as {facts['batch']}: {counted(facts['events'], 'event')}."]
@@ -339,7 +392,9 @@ def _lines(workspace: Workspace, facts: dict[str, Any]) -> list[str]:
     if facts["out_of_range"]:
         lines.append(
             f"  {counted(facts['out_of_range'], 'event')} in no window of this home, which begins at "
-            f"{workspace.grid.first:%Y-%m-%d %H:%M} UTC: judging puts them into quarantine (out_of_range)."
+            f"{workspace.grid.first:%Y-%m-%d %H:%M} UTC: judging puts them into quarantine (out_of_range), "
+            "where they stay. Fix: for older files make a home with an earlier first window "
+            "(OMNISUPPORT_HOME, OMNISUPPORT_FIRST_WINDOW)."
         )
     if facts["misplaced"]:
         lines.append(

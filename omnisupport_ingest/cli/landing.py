@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest import __version__
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.long_look import speaking
-from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import existing_home, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, facts, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.json_values import compact, to_plain
+from omnisupport_ingest.landing.damage import check_landing
+from omnisupport_ingest.landing.debezium_envelope import OPERATIONS, Origin, envelope
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.tail import events_of, last_events
+from omnisupport_ingest.layers.removed import Present, Removed
+from omnisupport_ingest.read.protected_rows import LandedProtection
+from omnisupport_ingest.storage import has_landed, landed_sources
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.damage import Finding
-    from omnisupport_ingest.landing.debezium_envelope import Origin
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.rows import LandedEvent
-    from omnisupport_ingest.landing.store import LandingStore
 
 _LOOK_SECONDS = 0.5
 """How often ``tail --follow`` looks for new batches."""
@@ -91,8 +98,6 @@ def show(source: str | None, batch_id: str, as_json: bool) -> None:
 
     Exit code: 0 done, 1 no such batch or its manifest cannot be read, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.json_values import to_plain
-
     store = _store(source)
     if not store.exists(batch_id):
         raise IngestError(
@@ -124,9 +129,6 @@ def verify(source: str | None, as_json: bool) -> int:
 
     Exit code: 0 all is as it landed, 1 something is not, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.landing.damage import check_landing
-    from omnisupport_ingest.layers.removed import Present, Removed
 
     lake = existing_home(open_settings()).lake
     with speaking():
@@ -178,10 +180,6 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 
     Exit code: 0 done or stopped, 1 a batch is damaged, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.landing.debezium_envelope import OPERATIONS
-    from omnisupport_ingest.landing.tail import events_of, last_events
-    from omnisupport_ingest.layers.removed import Present, Removed
 
     store = _store(source)
     if table is not None:
@@ -215,13 +213,11 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 def _store(source: str | None) -> LandingStore:
     """Return the landing of ``source``. Raises ``IngestError`` if nothing has landed from it. Makes no
     folders."""
-    from omnisupport_ingest.landing.store import LandingStore
-
     settings = open_settings()
-    root = existing_home(settings).landing
-    name = source or settings.source
-    if not (root / name / "manifests").is_dir():
-        names = ", ".join(sorted(each.name for each in root.iterdir() if each.is_dir())) or "nothing"
+    home = existing_home(settings)
+    root, name = home.landing, source or settings.source
+    if not has_landed(home.path, name):
+        names = ", ".join(landed_sources(home.path)) or "nothing"
         raise IngestError(
             f"Nothing has landed from {name} in {root}; there is: {names}.",
             fix="Name another source with --source, or start capture: `omnisupport-ingest up`.",
@@ -239,12 +235,9 @@ def _require_table(source: str, name: str) -> None:
 
 
 def _stores() -> Iterator[LandingStore]:
-    from omnisupport_ingest.landing.store import LandingStore
-
-    root = existing_home(open_settings()).landing
-    for folder in sorted(root.iterdir()):
-        if (folder / "manifests").is_dir():
-            yield LandingStore(root, folder.name)
+    home = existing_home(open_settings())
+    for name in landed_sources(home.path):
+        yield LandingStore(home.landing, name)
 
 
 def _show_finding(finding: Finding) -> None:
@@ -264,15 +257,11 @@ class _Printer:
     """Prints events of one source. What all events of a batch share is looked up once per batch."""
 
     def __init__(self, store: LandingStore) -> None:
-        from omnisupport_ingest.read.protected_rows import LandedProtection
-
         self._store = store
         self._protection = LandedProtection.open(open_settings(), store.source)
         self._origins: dict[str, Origin] = {}
 
     def print(self, batch: Manifest, event: LandedEvent) -> None:
-        from omnisupport_ingest.json_values import compact
-        from omnisupport_ingest.landing.debezium_envelope import envelope
 
         origin = self._origins.get(batch.batch_id)
         if origin is None:
@@ -281,8 +270,6 @@ class _Printer:
         click.echo(compact(envelope(self._protection.of(event), origin)))
 
     def _origin_of(self, batch: Manifest) -> Origin:
-        from omnisupport_ingest import __version__
-        from omnisupport_ingest.landing.debezium_envelope import Origin
 
         facts = None
         if batch.file is None:

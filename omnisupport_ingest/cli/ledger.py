@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,18 +14,23 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import (
     contracted_source,
-    leave_out_pandas,
     open_settings,
     open_workspace,
     sources_in_use,
 )
+from omnisupport_ingest.cli.status import log_probes
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.read.loss_account import loss_account
+from omnisupport_ingest.review.quarantined import quarantined
+from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
+from omnisupport_ingest.storage import has_landed
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.loss_account import EpochAccount, LossAccount
     from omnisupport_ingest.settings import Settings
 
-_SOURCE_SECONDS = 1.0
+_SOURCE_SECONDS = 5.0
 """Seconds that the source may take to report the state of its slot."""
 
 
@@ -36,14 +42,15 @@ def ledger(source: str | None, as_json: bool) -> int:
 
     The first line of a source is the verdict. Below it stand its epochs, from the creation of the slot to
     now: what landed without a gap, and every stretch of which changes are not known, with who accepted it or
-    when it was noticed. Reads manifests, notes and quarantine; asks the server for a second whether the slot
-    is still there. `landing verify` also reads every landed file.
+    when it was noticed. Reads manifests, notes and quarantine; waits up to five seconds for the server to say
+    whether the slot is still there. `landing verify` also reads every landed file.
 
     \b
     nothing_lost   every change since the slot was made is there
     named          single changes of some stretches are not known, and that is accepted or the tables were
                    read again since; messages that a topic has deleted are not
     withheld       nothing else is to be done, and events in quarantine wait for a decision
+    unknown        what landed is whole or named, and the server did not say whether it still has the slot
     missing        a gap, a lost slot, missed changes or an unfinished snapshot: something is to be done
 
     \b
@@ -51,8 +58,8 @@ def ledger(source: str | None, as_json: bool) -> int:
       omnisupport-ingest ledger
       omnisupport-ingest ledger --json | jq -r '.sources[] | .verdict'
 
-    Exit code: 0 nothing lost, or all of it named and read again; 1 missing or withheld, 2 usage or settings,
-    3 no home.
+    Exit code: 0 nothing lost, or all of it named and read again; 1 missing, unknown or withheld, 2 usage or
+    settings, 3 no home.
     """
     accounts = _accounts(source)
     if as_json:
@@ -68,46 +75,52 @@ def account_documents() -> list[dict[str, Any]]:
 
 
 def _accounts(source: str | None) -> list[LossAccount]:
-    leave_out_pandas()
     settings = open_settings()
     workspace = open_workspace(settings)
     chosen = [contracted_source(workspace, source)] if source is not None else sources_in_use(workspace)
-    problems = _slot_problems(settings, workspace)
-    return [_account(workspace, each, problems.get(each)) for each in chosen]
+    slots = _slots(settings, workspace)
+    return [_account(workspace, each, slots.get(each, _Slot())) for each in chosen]
 
 
-def _account(workspace: Workspace, source: str, slot_problem: str | None) -> LossAccount:
-    from omnisupport_ingest.layers.reviews import ReviewLedger
-    from omnisupport_ingest.read.loss_account import loss_account
-    from omnisupport_ingest.review.quarantined import quarantined
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Why the server of a log cannot send what comes next, or why that is not known; both None if it can."""
+
+    problem: str | None = None
+    unknown: str | None = None
+
+
+def _account(workspace: Workspace, source: str, slot: _Slot) -> LossAccount:
 
     reviews = ReviewLedger.open(workspace, source)
     withheld = Counter(each.state for each in quarantined(workspace, source, reviews))
-    return loss_account(workspace, source, withheld=withheld, slot_problem=slot_problem)
+    return loss_account(
+        workspace, source, withheld=withheld, slot_problem=slot.problem, slot_unknown=slot.unknown
+    )
 
 
-def _slot_problems(settings: Settings, workspace: Workspace) -> dict[str, str]:
-    """Return why the server of a log cannot send what comes next, by source; a server that does not answer is
-    left out."""
-    from omnisupport_ingest.cli.status import log_probes
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
+def _slots(settings: Settings, workspace: Workspace) -> dict[str, _Slot]:
+    """Return what the servers say of the slots of captured sources."""
 
-    problems, answered_by = {}, time.monotonic() + _SOURCE_SECONDS
+    slots, answered_by = {}, time.monotonic() + _SOURCE_SECONDS
     for log, look in log_probes(settings, workspace.home, workspace.contracts):
-        if isinstance(look, SourceAnswer) or not _captured(workspace, log.source):
+        if not _captured(workspace, log.source):
             continue
-        answer = look.result(max(0.0, answered_by - time.monotonic()))
-        if answer.reachable and answer.slot is None:
-            problems[log.source] = f"the slot {log.slot} is not on the server any more"
-        elif answer.slot is not None and answer.slot.wal_status == "lost":
-            problems[log.source] = f"the server has given up the slot {log.slot}"
-    return problems
+        if isinstance(look, SourceAnswer):
+            answer = look
+        else:
+            answer = look.result(max(0.0, answered_by - time.monotonic()))
+        if not answer.reachable:
+            slots[log.source] = _Slot(unknown=answer.problem or "the server does not answer")
+        elif answer.slot is None:
+            slots[log.source] = _Slot(f"the slot {log.slot} is not on the server any more")
+        elif answer.slot.wal_status == "lost":
+            slots[log.source] = _Slot(f"the server has given up the slot {log.slot}")
+    return slots
 
 
 def _captured(workspace: Workspace, source: str) -> bool:
-    return (workspace.home.path / "landing" / source / "manifests").is_dir() and (
-        workspace.landing(source).landed().captured
-    )
+    return has_landed(workspace.home.path, source) and workspace.landing(source).landed().captured
 
 
 # --- as JSON -----------------------------------------------------------------------------------------------
@@ -119,6 +132,7 @@ def _document(account: LossAccount) -> dict[str, Any]:
         "verdict": account.verdict.value,
         "sentence": account.sentence,
         "slot_problem": account.slot_problem,
+        "slot_unknown": account.slot_unknown,
         "epochs": [_epoch_document(each) for each in account.epochs],
         "incomplete_tables": [
             {"table": each.table, "problem": each.problem, "fix": each.fix} for each in account.incomplete
@@ -199,6 +213,8 @@ def _show(accounts: list[LossAccount]) -> None:
 def _facts(account: LossAccount) -> Iterator[tuple[str, str]]:
     if account.slot_problem:
         yield "MISSING", f"{account.slot_problem}: omnisupport-ingest source status {account.source}"
+    if account.slot_unknown:
+        yield "UNKNOWN", f"whether the server still has the slot: {account.slot_unknown}"
     for epoch in account.epochs:
         yield from _epoch_facts(epoch)
     for each in account.incomplete:

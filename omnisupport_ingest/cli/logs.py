@@ -14,11 +14,18 @@ import click
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.runtime.service_logs import (
+    Entries,
+    LogFollower,
+    last_errors,
+    last_lines,
+    service_logs,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from omnisupport_ingest.runtime.service_logs import Entries, Follower, ServiceLog
+    from omnisupport_ingest.runtime.service_logs import ServiceLog
 
 _LOOK_SECONDS = 0.5
 _ELSEWHERE = (
@@ -72,8 +79,6 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool, as
 
     Exit code: 0 done, also if there are no logs yet; 2 usage, an unknown component; 3 no home.
     """
-    from omnisupport_ingest.runtime.service_logs import service_logs
-
     home = existing_home(open_settings())
     all_logs = service_logs(home.path)
     names = sorted(log.component for log in all_logs)
@@ -107,8 +112,6 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool, as
 
 
 def _last(log: ServiceLog, count: int, errors: bool) -> Iterable[str]:
-    from omnisupport_ingest.runtime.service_logs import last_errors, last_lines
-
     if count == 0:
         return ()
     return chain.from_iterable(last_errors(log, count)) if errors else last_lines(log, count)
@@ -128,14 +131,12 @@ class _Following:
     ) -> None:
         self._home, self._components, self._errors = home, components, errors
         self._show, self._opened = show, opened
-        self._followed: dict[str, tuple[Follower, Entries]] = {}
+        self._followed: dict[str, tuple[LogFollower, Entries]] = {}
         for log in logs:
             self._add(log, from_start=False)
 
     def look(self) -> None:
         """Print what was written since the last look."""
-        from omnisupport_ingest.runtime.service_logs import service_logs
-
         for log in service_logs(self._home):
             if log.component not in self._followed and not self._components:
                 self._add(log, from_start=True)
@@ -145,9 +146,7 @@ class _Following:
                 self._show(component, line)
 
     def _add(self, log: ServiceLog, *, from_start: bool) -> None:
-        from omnisupport_ingest.runtime.service_logs import Entries, Follower
-
-        follower = self._opened.enter_context(Follower(log, from_start=from_start))
+        follower = self._opened.enter_context(LogFollower(log, from_start=from_start))
         self._followed[log.component] = (follower, Entries())
 
 

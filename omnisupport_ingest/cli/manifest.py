@@ -9,14 +9,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.land import inlet_of
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.sources.encrypting import encrypting_store
+from omnisupport_ingest.sources.manifests.events import examine_events, land_events
+from omnisupport_ingest.sources.manifests.examine import SeedRefused, windows_of_batches
+from omnisupport_ingest.sources.manifests.land import Inlet, land, look_through
+from omnisupport_ingest.sources.manifests.policies import CDC
+from omnisupport_ingest.sources.manifests.seed_manifest import (
+    SeedManifest,
+    SeedManifestError,
+    default_manifests_dir,
+    load_manifest,
+)
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.manifests.examine import Examined
     from omnisupport_ingest.sources.manifests.land import Delivery
-    from omnisupport_ingest.sources.manifests.seed_manifest import ReplayOf, SeedManifest
+    from omnisupport_ingest.sources.manifests.seed_manifest import ReplayOf
 
 _MOST_SHOWN = 20
 
@@ -38,13 +53,6 @@ def validate(path: Path | None, as_json: bool) -> None:
 
     Exit code: 0 valid, 2 usage, settings, or a manifest that cannot be used.
     """
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.manifests.seed_manifest import (
-        SeedManifest,
-        SeedManifestError,
-        default_manifests_dir,
-        load_manifest,
-    )
 
     contracts = contracts_in_force(open_settings())
     paths = [path] if path else sorted(default_manifests_dir().glob("*.json"))
@@ -89,18 +97,16 @@ def load(path: Path, dry_run: bool, as_json: bool) -> int | None:
     replay              no files: windows are replayed, as by `replay`
 
     The gates of the manifest decide about each kind of fault. If a gate rejects the delivery, nothing of it
-    lands. --dry-run reads the whole delivery and prints the faults with file and line.
+    lands, nor while its source is paused. --dry-run reads the whole delivery and prints the faults with file
+    and line.
 
     \b
     Example:
       omnisupport-ingest manifest load data/seed_manifests/omnisupport_tickets_full.json --dry-run
       omnisupport-ingest manifest load data/seed_manifests/omnisupport_tickets_full.json
 
-    Exit code: 0 landed, 1 a gate rejects it, 2 usage, settings or manifest.
+    Exit code: 0 landed, 1 a gate rejects it or the source is paused, 2 usage, settings or manifest.
     """
-    from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.sources.manifests.policies import CDC
-    from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 
     settings = open_settings()
     open_home(settings)
@@ -123,11 +129,6 @@ _Steps = tuple["Callable[[], Examined]", "Callable[[], Delivery]"]
 
 
 def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
-    from omnisupport_ingest.contracts.learned import LearnedColumns
-    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
-    from omnisupport_ingest.sources.encrypting import encrypting_store
-    from omnisupport_ingest.sources.manifests.examine import SeedRefused
-    from omnisupport_ingest.sources.manifests.land import Inlet, land, look_through
 
     source = seed.contract.source
     definition = sources_in_force(workspace.settings, workspace.contracts).find(source)
@@ -149,9 +150,6 @@ def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
 
 
 def _events(workspace: Workspace, seed: SeedManifest) -> _Steps:
-    from omnisupport_ingest.cli.land import inlet_of
-    from omnisupport_ingest.contracts.sources import sources_in_force
-    from omnisupport_ingest.sources.manifests.events import examine_events, land_events
 
     source = seed.contract.source
     inlet = inlet_of(workspace, source, {})
@@ -163,7 +161,6 @@ def _replay(
     workspace: Workspace, seed: SeedManifest, replay: ReplayOf, *, dry_run: bool, as_json: bool
 ) -> None:
     from omnisupport_ingest.cli.replay import ReplayRequest, replay_windows, windows_between
-    from omnisupport_ingest.sources.manifests.examine import windows_of_batches
 
     source = seed.contract.source
     if replay.first is not None:

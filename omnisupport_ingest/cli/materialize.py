@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -34,11 +33,11 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.records_lease import daemon_of
 from omnisupport_ingest.settings import STORAGE_URL
 from omnisupport_ingest.verify.one_pass import one_pass
-
-if TYPE_CHECKING:
-    from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.windows import WindowRange
 
 
 @click.command()
@@ -58,8 +57,6 @@ def materialize(as_json: bool) -> None:
     Exit code: 0 nothing is pending any more, 1 a run failed or a batch is missing, 2 usage or
     settings, 3 no home, 6 the platform or another pass runs on this home.
     """
-    from omnisupport_ingest.layers.workspace import Workspace
-
     settings = open_settings()
     home = home_of_landed(settings)
     workspace = Workspace.open(settings)
@@ -95,8 +92,6 @@ def rebuild() -> None:
     Exit code: 0 every dimension is there, 1 a run failed or a batch is missing, 2 usage or settings,
     3 there is no home, 6 the platform or another pass runs on this home.
     """
-    from omnisupport_ingest.layers.workspace import Workspace
-
     settings = open_settings()
     home = existing_home(settings, earlier=True)
     with (
@@ -104,6 +99,7 @@ def rebuild() -> None:
         one_pass(settings, home, "rebuild", pass_progress()) as the_pass,
     ):
         if home.is_earlier:
+            home.require_convertible()
             _remove(home, _NET_CHANGES)
             home.adopt()
         workspace = Workspace.open(settings)
@@ -181,9 +177,6 @@ def ingest_run(
     from omnisupport_ingest.definitions import build_definitions
     from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
     from omnisupport_ingest.defs.lost_runs import end_lost_runs
-    from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.runtime.records_lease import daemon_of
-    from omnisupport_ingest.windows import WindowRange
 
     definitions = build_definitions(Workspace.open(open_settings()))
     with dg.DagsterInstance.get() as instance:

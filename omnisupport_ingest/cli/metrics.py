@@ -19,6 +19,7 @@ import click
 
 from omnisupport_ingest.cli.opening import open_settings
 from omnisupport_ingest.cli.probes import Health, application, look
+from omnisupport_ingest.cli.status_health import logs_in
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.ports import LOOPBACK, PortTaken
@@ -66,7 +67,7 @@ def _log(name: str, text: str, value_of: _ValueOf) -> Metric:
     """Return a metric of each log of the home."""
 
     def values(document: dict[str, Any]) -> _Values:
-        for log in (document["source"], *document["other_logs"]):
+        for log in logs_in(document):
             yield (log["name"],), value_of(log)
 
     return Metric(name, text, ("source",), values)
@@ -114,11 +115,19 @@ def _verified(table: dict[str, Any]) -> float | None:
 
 def _differs(table: dict[str, Any]) -> float | None:
     verified = table.get("verified")
-    return None if verified is None else float(verified["state"] == "differs")
+    return None if verified is None else float(verified["differs"])
 
 
-def _gap(source: dict[str, Any]) -> float:
+def _landing(source: dict[str, Any], name: str) -> float | None:
+    """Return a number of the landing of ``source``; None where landing cannot be read."""
+    landing = source["landing"]
+    return None if landing["problem"] else landing[name]
+
+
+def _gap(source: dict[str, Any]) -> float | None:
     gap = source["landing"]["gap"]
+    if source["landing"]["problem"]:
+        return None
     return float(gap is not None and not gap["repaired"])
 
 
@@ -148,12 +157,12 @@ METRICS: tuple[Metric, ...] = (
     _log("source_reachable", "1 if the server of a log answers.", lambda log: float(log["reachable"])),
     _log(
         "capture_failed",
-        "1 if the capture of a log has failed.",
+        "1 if the capture of a source has failed.",
         lambda log: float(log["capture"] == "FAILED"),
     ),
     _log(
         "capture_running",
-        "1 while capture of a log runs, or a person has paused it.",
+        "1 while capture of a source runs, or a person has paused it.",
         lambda log: float(log["capture"] in ("RUNNING", "PAUSED")),
     ),
     _log(
@@ -162,8 +171,8 @@ METRICS: tuple[Metric, ...] = (
         lambda log: log["slot"]["retained_bytes"],
     ),
     _log("slot_safe_bytes", "WAL until the server gives the slot up.", lambda log: log["slot"]["safe_bytes"]),
-    _source("landed_batches", "Batches that have landed.", lambda source: source["landing"]["batches"]),
-    _source("landed_events", "Events that have landed.", lambda source: source["landing"]["events"]),
+    _source("landed_batches", "Batches that have landed.", lambda source: _landing(source, "batches")),
+    _source("landed_events", "Events that have landed.", lambda source: _landing(source, "events")),
     _source(
         "landing_lag_seconds",
         "How far the watermark is behind the clock.",
@@ -171,7 +180,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     _source("landing_gap", "1 while a gap holds batches back.", _gap),
     Metric("quarantine_events", "Events in quarantine, by reason.", ("source", "reason"), _quarantine),
-    _table("table_rows", "Rows of a table of the lake.", lambda table: table["rows"]),
+    _table(
+        "table_rows",
+        "Rows of a table of the lake; none if it cannot be read.",
+        lambda table: None if table["problem"] else table["rows"],
+    ),
     _table(
         "table_pending_batches", "Landed batches that a table lacks.", lambda table: table["pending_batches"]
     ),
@@ -195,7 +208,11 @@ METRICS: tuple[Metric, ...] = (
         "When the table was equal to its source last, in seconds since 1970.",
         _verified,
     ),
-    _table("table_differs", "1 if the last comparison with the source found other rows.", _differs),
+    _table(
+        "table_differs",
+        "1 if a comparison with the source found other rows, until one finds them equal.",
+        _differs,
+    ),
 )
 """All are gauges. `landed_batches` and `landed_events` grow until landing is trimmed."""
 
@@ -324,9 +341,10 @@ loopback alone; `serve metrics` does for services that are started one by one. B
 `omnisupport-ingest status`, kept for {_FRESH_SECONDS:.0f} seconds. This page is made by
 `python -m omnisupport_ingest.cli.reference`.
 
-`deploy/grafana-dashboard.json` is a dashboard of them: import it in Grafana, and choose your Prometheus.
-`deploy/prometheus-alerts.yaml` has alerts on red checks, failed runs, tables that are behind or differ, slots
-and the disk, each with the command that helps: name it under `rule_files`, and change its limits.
+`deploy/grafana-dashboard.json` of the repository is a dashboard of them: import it in Grafana, and choose
+your Prometheus. `deploy/prometheus-alerts.yaml` has alerts on red checks, failed runs, tables that are
+behind or differ, slots and the disk, each with the command that helps: name it under `rule_files`, and
+change its limits.
 
 All are gauges. `{PREFIX}up` is 1 if the home can be looked at, `{PREFIX}running` is 1 if something is taken
 in, too; its absence tells that whoever serves the metrics does not run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,10 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from omnisupport_ingest.cli.errors import NAMED_LOG, HomeMissing
-from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
+from omnisupport_ingest.contracts.in_force import contracts_in_force, record_in_force, settings_of_home
+from omnisupport_ingest.contracts.model import UnknownTable, table_named
+from omnisupport_ingest.contracts.sources import (
+    SourceKind,
+    load_source,
+    log_settings,
+    own_log_settings,
+    sources_folder,
+    sources_in_force,
+)
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings, require_known_variables
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,9 +104,10 @@ def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
     folder = settings.home.expanduser().absolute()
     if not has_home(settings):
         raise HomeMissing(
-            f"There is no home in {folder} yet.",
-            fix="Make one with `omnisupport-ingest up` or `omnisupport-ingest demo`, or point "
-            "OMNISUPPORT_HOME at the home to look at.",
+            f"There is no home in {folder} (settings come from the environment, and from .env of the working "
+            "directory).",
+            fix="Run this in the project's folder, or point OMNISUPPORT_HOME at the home; or make one: "
+            "`omnisupport-ingest sync` or `up`, or `demo` if you have no database of your own.",
         )
     return Home.open(folder, settings.window_size, earlier=earlier, storage=settings.storage)
 
@@ -130,9 +142,9 @@ class _NoPandas(MetaPathFinder):
 def leave_out_pandas() -> None:
     """Keep pyarrow from importing pandas, which takes a quarter of a second, until a data frame is needed.
 
-    A read-only command calls this before it imports anything that uses pyarrow. At the first value that it
-    converts, pyarrow tries once to import pandas, to distinguish a series from a list. If pandas cannot be
-    imported then, pyarrow works without it; ``to_pandas`` still imports it later.
+    Called before a command that only looks is imported (``main``), and so before anything that uses pyarrow.
+    At the first value that it converts, pyarrow tries once to import pandas, to distinguish a series from a
+    list. If pandas cannot be imported then, pyarrow works without it; ``to_pandas`` still imports it later.
     """
     if "pandas" in sys.modules:
         return
@@ -154,31 +166,30 @@ def log_of(settings: Settings, name: str | None) -> Settings:
 
     Raises ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
     """
-    from omnisupport_ingest.contracts.sources import log_settings, own_log_settings, sources_in_force
-
     if name is None or name == settings.source:
         NAMED_LOG.set(None)
         return own_log_settings(settings)
+    NAMED_LOG.set(None)
+    definition = sources_in_force(settings).find(name)
     NAMED_LOG.set(name)
-    return log_settings(settings, sources_in_force(settings).find(name))
+    return log_settings(settings, definition)
 
 
 def source_named(settings: Settings, name: str | None) -> Settings:
     """Return ``settings`` with ``name`` as their source. Raises ``SourceUnknown`` if the home has no such
     source."""
-    from omnisupport_ingest.contracts.sources import sources_in_force
-
     if name is None or name == settings.source:
         return settings
     return settings.model_copy(update={"source": sources_in_force(settings).find(name).name})
 
 
 def has_log(settings: Settings, name: str) -> bool:
-    """Whether the source ``name`` is read by its log. Raises ``SourceUnknown`` if the home has no such
-    source."""
-    from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
-
-    return name == settings.source or sources_in_force(settings).find(name).kind is SourceKind.LOG
+    """Whether the source ``name`` is read by its log, as that of the settings is if no definition says
+    otherwise. Raises ``SourceUnknown`` if the home has no such source."""
+    if name == settings.source:
+        path = sources_folder(settings) / f"{name}.json"
+        return not path.exists() or load_source(path).kind is SourceKind.LOG
+    return sources_in_force(settings).find(name).kind is SourceKind.LOG
 
 
 def contracted_source(workspace: Workspace, source: str) -> str:
@@ -197,9 +208,8 @@ def sources_in_use(workspace: Workspace) -> list[str]:
 
 def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestError:
     """Return the connection string of the source, or the error that explains why there is none now."""
+    from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.connection import with_silence
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
     if settings.source_dsn is not None:
         return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
@@ -207,7 +217,8 @@ def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestEr
         return SourceUnavailable(
             f"There is no home at {settings.home.expanduser().absolute()}, so no embedded PostgreSQL, and "
             "OMNISUPPORT_SOURCE_DSN names no other source.",
-            fix="Set OMNISUPPORT_SOURCE_DSN to the source, or make the embedded one: omnisupport-ingest demo",
+            fix="Set OMNISUPPORT_SOURCE_DSN to the source, in .env of the working directory or in the "
+            "environment; or make the embedded one: omnisupport-ingest demo",
         )
     try:
         return source_dsn(settings, home)
@@ -225,7 +236,6 @@ def require_source_dsn(settings: Settings, home: Home | None) -> str:
 
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
     """Return the tables of the settings' source that have contracts. Raises ``ContractError`` if none has."""
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.postgres.preflight import source_check
 
     return source_check.contracted_tables(contracts_in_force(settings), settings.source)
@@ -234,8 +244,6 @@ def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
 def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContract]:
     """Return the contracts of the tables called ``names``, each once. Raises ``UnknownTable``, which lists
     the known tables."""
-    from omnisupport_ingest.contracts.model import table_named
-
     return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
 
 
@@ -249,8 +257,6 @@ def table_of(workspace: Workspace, name: str, source: str | None) -> TableContra
     ``source``: its source; None: the source of the settings, or else the only other source with such a table.
     Raises ``UnknownTable``, which lists the known tables.
     """
-    from omnisupport_ingest.contracts.model import UnknownTable, table_named
-
     if source is not None:
         return table_named(name, workspace.contracts.of_source(contracted_source(workspace, source)))
     try:
@@ -282,8 +288,6 @@ def key_named(contract: TableContract, values: Sequence[str]) -> list[str]:
 
 def deciding_person(by: str | None) -> str:
     """Return ``by``; by default, the name of this user. Raises a usage error if the user has none."""
-    import getpass
-
     if by is not None:
         return by
     try:

@@ -1,11 +1,13 @@
 """Where ``--out`` writes: one rule for every command that writes files for people.
 
 A path is a folder if it is one, ends with a slash, or has no suffix. In a folder each file has its usual
-name, and a missing folder is made. Any other path is the file itself, so it takes exactly one.
+name, and a missing folder is made. Any other path is the file itself, so it takes exactly one. A link stands
+for what it names. Files are replaced as a whole, so a pipe or a device is refused.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ class Out:
     def of(cls, text: str) -> Out:
         """Read ``text`` by the rule of this module."""
         path = Path(text).absolute()
-        named_so = text.endswith("/") or (not path.suffix and not path.is_file())
+        named_so = text.endswith("/") or not (path.suffix or path.is_file() or path.is_symlink())
         return cls(path, named_so or path.is_dir())
 
     @property
@@ -42,22 +44,41 @@ class Out:
     def files(self, names: Sequence[str]) -> list[Path]:
         """Return the path of each file, called by ``names`` in a folder, which is made if it is missing.
 
-        Raises a usage error if several files would become one, or if the parent folder does not exist.
+        Raises a usage error if several files would become one, if the parent folder does not exist, or if
+        something else than a file has the name of one.
         """
         if not self.is_folder and len(names) != 1:
             raise click.UsageError(
                 f"{len(names)} files are to be written, and {self.path} is one: name a folder, "
                 f"like {self.path.with_suffix('')}/."
             )
-        if self.is_folder and self.path.is_file():
-            raise click.UsageError(f"{self.path} is a file, not a folder.")
-        if not self.path.parent.is_dir():
-            raise click.UsageError(f"{self.path.parent} is not a folder.")
         if not self.is_folder:
-            return [self.path]
+            return [_file_behind(self.path)]
+        if self.path.exists() and not self.path.is_dir():
+            raise click.UsageError(f"{self.path} is {_kind(self.path)}, not a folder.")
+        _require_folder(self.path.parent)
         # No failpoint: a folder: one that is there already is as good.
         self.path.mkdir(mode=0o700, exist_ok=True)
-        return [self.path / name for name in names]
+        return [_file_behind(self.path / name) for name in names]
+
+
+def _file_behind(path: Path) -> Path:
+    """Return ``path``, or the file that it names as a link."""
+    if path.exists() and not path.is_file():
+        raise click.UsageError(f"{path} is {_kind(path)}, not a file.")
+    # The file is made beside the one that it replaces, and renamed: that would replace the link.
+    file = Path(os.path.realpath(path)) if path.is_symlink() else path
+    _require_folder(file.parent)
+    return file
+
+
+def _kind(path: Path) -> str:
+    return "a file" if path.is_file() else "a folder" if path.is_dir() else "a pipe or a device"
+
+
+def _require_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise click.UsageError(f"{path} is not a folder.")
 
 
 class _OutPath(click.Path):

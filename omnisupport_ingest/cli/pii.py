@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import home_if_any, leave_out_pandas, open_settings, open_workspace
+from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
+from omnisupport_ingest.cli.opening import home_if_any, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, counted
+from omnisupport_ingest.contracts.at_rest import encrypted_columns
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.contracts.pii_keys import SETTING, PiiKeyMissing, keys_in_force, named_keys
+from omnisupport_ingest.contracts.pii_scan import TO_DECIDE
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.tail import last_events
+from omnisupport_ingest.layers.removed import Present, Removed
+from omnisupport_ingest.storage import has_landed
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.contracts.pii_scan import Proposal
     from omnisupport_ingest.landing.manifest import Manifest
-    from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
 
@@ -43,7 +53,7 @@ class _Landed:
 
 @click.group(cls=Commands)
 def pii() -> None:
-    """Personal data: policies in force, proposals, hashes and tokens."""
+    """Show and propose policies for personal data; look up hashes and tokens."""
 
 
 @pii.command()
@@ -61,8 +71,6 @@ def show(source: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings.
     """
-    from omnisupport_ingest.contracts.at_rest import encrypted_columns
-    from omnisupport_ingest.contracts.pii_keys import SETTING, PiiKeyMissing, keys_in_force, named_keys
 
     settings = open_settings()
     named = named_keys(settings.pii_keys)
@@ -99,7 +107,8 @@ def show(source: str | None, as_json: bool) -> None:
             f"Key {key.id}, from {key.how} {key.name}{', current' if key is named[0] else ', former'}."
         )
     if not named:
-        click.echo(f"{SETTING} names no key.")
+        needed = any(each["policy"] == "hash" for each in columns)
+        click.echo(f"{SETTING} names no key{'' if needed else '; no policy needs one'}.")
     if problem:
         click.echo(problem)
 
@@ -130,13 +139,10 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
 
     Exit code: 0 done, whatever was found; 1 a batch is damaged, 2 usage or settings, 3 the home does not fit.
     """
-    from omnisupport_ingest.contracts.model import table_named
-
     settings = open_settings()
     contracts = _contracts(settings, source)
     if table is not None:
         contracts = [table_named(table, contracts)]
-    leave_out_pandas()
     landed = {each: _landed(settings, each) for each in {contract.source for contract in contracts}}
     scanned = [(contract, _scanned(landed[contract.source], contract, rows)) for contract in contracts]
     if as_json:
@@ -145,10 +151,8 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
     for contract, (looked_at, proposals) in scanned:
         click.echo(f"{contract.source}.{contract.name}, {counted(looked_at, 'landed event')} looked at:")
         for each in proposals:
-            policy = _policy_of(contract, each.column)
-            done = "" if policy == "keep" else f"; it has {policy}"
-            proposal = f"{each.policy_text}{done}"
-            click.echo(f"  {each.column}: {each.what}, {each.why}. Proposed: {proposal}.")
+            done = _decided(contract, each.column)
+            click.echo(f"  {each.column}: {each.what}, {each.why}. Proposed: {each.policy_text}{done}.")
         if not proposals:
             click.echo("  nothing that seems personal")
 
@@ -167,8 +171,6 @@ def hash_value(value: str) -> None:
 
     Exit code: 0 done, 2 usage or settings, or no key.
     """
-    from omnisupport_ingest.contracts.pii_keys import keys_in_force
-
     text = _argument(value)
     for key in keys_in_force(open_settings().pii_keys).all:
         click.echo(key.hash_of(text))
@@ -230,9 +232,17 @@ def _policy_of(contract: TableContract, name: str) -> str:
     return next(column.pii for column in contract.source_columns if column.name == name)
 
 
-def _contracts(settings: Settings, source: str | None) -> list[TableContract]:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
+def _decided(contract: TableContract, name: str) -> str:
+    """Return what a person has decided for the column ``name``, to be added to a proposal; empty if
+    nothing."""
+    (column,) = (each for each in contract.source_columns if each.name == name)
+    if column.pii != "keep":
+        return f"; it has {column.pii}"
+    undecided = not column.pii_note or column.pii_note.startswith(TO_DECIDE)
+    return "" if undecided else f"; it has keep: {column.pii_note.rstrip('.')}"
 
+
+def _contracts(settings: Settings, source: str | None) -> list[TableContract]:
     contracts = contracts_in_force(settings)
     of_source = [each for each in contracts if source in (None, each.source)]
     if not of_source:
@@ -252,11 +262,9 @@ def _scanned(landed: _Landed | None, contract: TableContract, rows: int) -> tupl
 
 def _landed(settings: Settings, source: str) -> _Landed | None:
     """Return the batches of ``source`` whose data still exists; None if nothing can have landed yet."""
-    from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.layers.removed import Present, Removed
 
     home = home_if_any(settings)
-    if home is None or not (home.landing / source / "manifests").is_dir():
+    if home is None or not has_landed(home.path, source):
         # Looking makes no folder.
         return None
     store = LandingStore(home.landing, source)
@@ -266,9 +274,6 @@ def _landed(settings: Settings, source: str) -> _Landed | None:
 
 def _images(landed: _Landed, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
     """Yield row images of the last landed events of ``contract``."""
-    from omnisupport_ingest.cdc.images import read_image
-    from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
-    from omnisupport_ingest.landing.tail import last_events
 
     images = last_events(landed.store, landed.batches, rows, operations=IMAGE_OPS, table=contract.full_name)
     for _, event in images:

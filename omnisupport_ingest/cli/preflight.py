@@ -16,10 +16,18 @@ from omnisupport_ingest.cli.opening import (
     open_settings,
     source_dsn_or_error,
 )
+from omnisupport_ingest.cli.sources import query_findings
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.kafka.run import preflight as kafka_findings
+from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, blocking
+from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
+from omnisupport_ingest.sources.postgres.session.connect_errors import destination
+from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.preflight import Finding
 
 
 @click.command()
@@ -42,11 +50,6 @@ def preflight(name: str | None, as_json: bool) -> int:
 
     Exit code: 0 nothing blocks, 1 something does, 2 usage or settings.
     """
-    from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.preflight import Finding, blocking
-    from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
-    from omnisupport_ingest.sources.postgres.session.connect_errors import destination
-    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = open_settings()
     if name is not None and not has_log(settings, name):
@@ -72,11 +75,6 @@ def preflight(name: str | None, as_json: bool) -> int:
 
 
 def _preflight_other(settings: Settings, name: str, *, as_json: bool) -> int:
-    from omnisupport_ingest.cli.sources import query_findings
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
-    from omnisupport_ingest.sources.kafka.run import preflight as kafka_findings
-    from omnisupport_ingest.sources.postgres.preflight import blocking
 
     definition = sources_in_force(settings).find(name)
     if definition.kind is SourceKind.KAFKA:
@@ -116,8 +114,6 @@ def _print(findings: tuple[Finding, ...], work: str, tables: int = 0) -> None:
     ``work``: what they may block. ``tables``: number of tables; those with a problem of their own are left
     out of the work.
     """
-    from omnisupport_ingest.sources.postgres.preflight import Severity
-
     for each in findings:
         render.finding(each.problem, each.fix, kind=each.severity.value, width=7)
     if findings:

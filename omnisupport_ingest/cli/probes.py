@@ -26,11 +26,14 @@ from typing import TYPE_CHECKING, Any
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.opening import existing_home
 from omnisupport_ingest.cli.status_health import SCARCE_BYTES
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.kept import usable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, holder
 from omnisupport_ingest.runtime.ports import LOOPBACK
 from omnisupport_ingest.runtime.recorded_runs import daemon_seen
 from omnisupport_ingest.runtime.running import seconds_since_beat
+from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
@@ -155,9 +158,8 @@ def daemon_hangs(home: Home, settings: Settings) -> bool:
 def _captures(home: Home, settings: Settings) -> Iterator[Finding]:
     """Yield a finding of each log whose capture ever ran on this home."""
     from omnisupport_ingest.cli.status import log_document, log_probes
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 
+    settings = usable(settings).settings
     probes = log_probes(settings, home, contracts_in_force(settings))
     answered_by = time.monotonic() + _SOURCE_SECONDS
     for of_log, probe in probes:

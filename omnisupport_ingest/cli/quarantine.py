@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,14 +13,18 @@ from omnisupport_ingest.cli import views
 from omnisupport_ingest.cli.opening import (
     contracted_source,
     deciding_person,
-    leave_out_pandas,
     open_workspace,
 )
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts, some
+from omnisupport_ingest.contracts.decision_table import JUDGED, REVIEW_DECISION, WAIT
+from omnisupport_ingest.contracts.model import UnknownTable, table_named, tables_named
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.layers.events.event_ref import EventRef
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.review.deciding import decide, decide_undecided, done_by, elsewhere
+from omnisupport_ingest.review.quarantined import Filter, quarantined, whole_events
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.layers.event_ref import EventRef
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.review.deciding import Decided
     from omnisupport_ingest.review.quarantined import Quarantined
@@ -50,7 +54,10 @@ def quarantine() -> None:
 @quarantine.command(name="list")
 @click.option("--source", metavar="NAME", help="Only this source.  [default: every source]")
 @click.option(
-    "--reason", metavar="REASON", help="Only events in quarantine for this reason, like `collision`."
+    "--reason",
+    type=click.Choice(JUDGED),
+    metavar="REASON",
+    help="Only events in quarantine for this reason, like `collision`.",
 )
 @click.option("--state", type=click.Choice(STATES), help="Only events in this state of review.")
 @_in_table
@@ -86,12 +93,8 @@ def list_events(
       omnisupport-ingest quarantine list --reason collision --state open
       omnisupport-ingest quarantine list --table tickets --json
 
-    Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
+    Exit code: 0 done, 2 usage or settings, 3 no home or its review ledger is damaged.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.contracts.model import table_named, tables_named
-    from omnisupport_ingest.layers.reviews import ReviewLedger
-    from omnisupport_ingest.review.quarantined import Filter, quarantined
 
     workspace = open_workspace()
     window = workspace.grid.named(window) if window else None
@@ -128,6 +131,7 @@ def list_events(
 def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None:
     """Show the event ID: why it is in quarantine, where it came from, and every decision on it.
 
+    If copies of it are there too, each is shown.
     The columns of its row and the length of each value are shown. --values prints the values, which may be
     personal data.
 
@@ -135,12 +139,8 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
     Example:
       omnisupport-ingest quarantine show 1:0/16B3748:4#00ab34cd56ef7890 --values
 
-    Exit code: 0 done, 1 no such event, 2 usage or settings, 3 no home or its ledger is damaged.
+    Exit code: 0 done, 1 no such event, 2 usage or settings, 3 no home or its review ledger is damaged.
     """
-    from omnisupport_ingest.layers.event_ref import EventRef
-    from omnisupport_ingest.layers.reviews import ReviewLedger
-    from omnisupport_ingest.review.deciding import elsewhere
-    from omnisupport_ingest.review.quarantined import whole_events
 
     workspace = open_workspace()
     of_source = contracted_source(workspace, source or workspace.settings.source)
@@ -167,31 +167,38 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
             click.echo(f"{event}: {problem}")
             facts(views.review_facts(history), indent=2, label=17)
         return
-    row, columns = copies[0]
     if as_json:
-        row_of = (
-            {"values": views.values_document(columns)}
-            if values
-            else {"lengths": views.lengths_document(columns)}
+        first, *others = (_shown(row, columns, values=values) for row, columns in copies)
+        echo_json(
+            {
+                "source": of_source,
+                "in_quarantine": True,
+                **first,
+                "reviews": [views.review_document(each) for each in history],
+                "copies": others,
+            }
         )
-        document = {
-            "source": of_source,
-            "in_quarantine": True,
-            **views.event_document(row),
-            "tx_id": columns["tx_id"],
-            "unchanged": columns["unchanged"],
-            **row_of,
-            "reviews": [views.review_document(each) for each in history],
-        }
-        echo_json(document)
         return
-    click.echo(views.event_title(row))
-    facts(views.event_facts(row, history, columns), indent=2, label=17)
-    if values:
-        facts(views.values_facts(columns), indent=2, label=17, wrap=False)
-    else:
-        facts(views.lengths_facts(columns), indent=2, label=17, wrap=False)
+    for row, columns in copies:
+        click.echo(views.event_title(row))
+        facts(views.event_facts(row, history, columns), indent=2, label=17)
+        row_facts = views.values_facts(columns) if values else views.lengths_facts(columns)
+        facts(row_facts, indent=2, label=17, wrap=False)
+    if not values:
         click.echo("Values are not shown; --values prints them, personal data included.")
+
+
+def _shown(row: Quarantined, columns: Mapping[str, Any], *, values: bool) -> dict[str, Any]:
+    """Return an event for ``--json``; ``values``: with the values of its row, else with their lengths."""
+    row_of = (
+        {"values": views.values_document(columns)} if values else {"lengths": views.lengths_document(columns)}
+    )
+    return {
+        **views.event_document(row),
+        "tx_id": columns["tx_id"],
+        "unchanged": columns["unchanged"],
+        **row_of,
+    }
 
 
 def _decision(command: F) -> F:
@@ -204,7 +211,10 @@ def _decision(command: F) -> F:
             click.option("--by", metavar="NAME", help="Who decides.  [default: this user's name]"),
             click.option("--all", "everything", is_flag=True, help="Every undecided event, instead of IDs."),
             click.option(
-                "--quarantined-for", metavar="REASON", help="With --all: only events in quarantine for it."
+                "--quarantined-for",
+                type=click.Choice(JUDGED),
+                metavar="REASON",
+                help="With --all: only events in quarantine for it.",
             ),
             click.option("--table", metavar="TABLE", help="With --all: only events of this table."),
             click.option("--window", metavar="WINDOW", help="With --all: only events of this window."),
@@ -230,8 +240,8 @@ def release(**options: Any) -> None:
       omnisupport-ingest quarantine release 1:0/16B3748:4#00ab34cd56ef7890 --reason "checked with sales"
       omnisupport-ingest quarantine release --all --quarantined-for too_late_arrival --reason "backlog of May"
 
-    Exit code: 0 recorded, or decided so before; 1 refused, 2 usage or settings, 3 no home or its ledger
-    is damaged.
+    Exit code: 0 recorded, or decided so before; 1 refused, 2 usage or settings, 3 no home or its
+    review ledger is damaged.
     """
     _decide(_Decision("release", **options))
 
@@ -249,8 +259,8 @@ def discard(**options: Any) -> None:
       omnisupport-ingest quarantine discard 1:0/16B3748:4#00ab34cd56ef7890 --reason "test data" --by ana
       omnisupport-ingest quarantine discard --all --quarantined-for row_rule --reason "bad import"
 
-    Exit code: 0 recorded, or decided so before; 1 refused, 2 usage or settings, 3 no home or its ledger
-    is damaged.
+    Exit code: 0 recorded, or decided so before; 1 refused, 2 usage or settings, 3 no home or its
+    review ledger is damaged.
     """
     _decide(_Decision("discard", **options))
 
@@ -279,8 +289,6 @@ class _Decision:
 
 
 def _decide(options: _Decision) -> None:
-    from omnisupport_ingest.layers.event_ref import EventRef
-    from omnisupport_ingest.review.deciding import decide
 
     reviewer = deciding_person(options.by)
     workspace = open_workspace()
@@ -291,7 +299,9 @@ def _decide(options: _Decision) -> None:
             _confirm(options.decision, len(events), source)
     else:
         events = [EventRef.parse(each) for each in options.event_ids]
-    decided = decide(workspace, source, options.decision, events, reviewer=reviewer, why=options.reason)
+    # With --all, somebody may decide on one of the events while this command asks: that decision counts.
+    record = decide_undecided if options.everything else decide
+    decided = record(workspace, source, options.decision, events, reviewer=reviewer, why=options.reason)
     runs, replay = _replay(workspace)
     if not options.as_json:
         _show_decided(options.decision, source, decided, replay)
@@ -302,6 +312,8 @@ def _decide(options: _Decision) -> None:
             "decision": options.decision,
             "recorded": [views.review_document(each) for each in decided.recorded],
             "unchanged": [views.review_document(each) for each in decided.unchanged],
+            "overturned": [views.review_document(each) for each in decided.overturned],
+            "decided_meanwhile": [views.review_document(each) for each in decided.left],
             "open_beside": [views.event_document(each) for each in decided.beside],
             "stale_windows": decided.windows,
             "platform_runs": runs,
@@ -311,8 +323,6 @@ def _decide(options: _Decision) -> None:
 
 def _at_source(workspace: Workspace, table: str | None) -> str | None:
     """Return ``table`` as its events name it; unchanged if it has no contract any more."""
-    from omnisupport_ingest.contracts.model import UnknownTable, table_named
-
     try:
         return table if table is None else table_named(table, workspace.contracts.all).full_name
     except UnknownTable:
@@ -321,8 +331,6 @@ def _at_source(workspace: Workspace, table: str | None) -> str | None:
 
 def _chosen(workspace: Workspace, source: str, options: _Decision) -> list[EventRef]:
     """Return the undecided events that ``--all`` means. Raises ``IngestError`` if there are none."""
-    from omnisupport_ingest.layers.reviews import ReviewLedger
-    from omnisupport_ingest.review.quarantined import Filter, quarantined
 
     window = workspace.grid.named(options.window) if options.window else None
     table = _at_source(workspace, options.table)
@@ -346,8 +354,6 @@ def _confirm(decision: str, events: int, source: str) -> None:
 
 def _replay(workspace: Workspace) -> tuple[bool, str]:
     """Return whether the platform runs, and how the stale windows are judged again."""
-    from omnisupport_ingest.contracts.decision_table import REVIEW_DECISION, WAIT
-
     runs = views.platform_runs(workspace.home)
     if workspace.decisions.action(REVIEW_DECISION) == WAIT:
         return runs, (
@@ -383,8 +389,13 @@ def _show_decided(decision: str, source: str, decided: Decided, replay: str) -> 
     if decided.recorded:
         events = counted(len(decided.recorded), "event")
         click.echo(f"{events} of {source} {done} by {decided.recorded[0].reviewer}.")
+    for each in decided.overturned:
+        click.echo(f"    {each.event} before: {done_by(each)}")
     if decided.unchanged:
         click.echo(f"{counted(len(decided.unchanged), 'event')} {done} before; nothing was written for that.")
+    if decided.left:
+        events = counted(len(decided.left), "event")
+        click.echo(f"{events} decided meanwhile by {some(sorted({each.reviewer for each in decided.left}))}.")
     if decided.windows:
         click.echo(f"{views.stale(decided.windows)} {replay}")
     if decided.beside:

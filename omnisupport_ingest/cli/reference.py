@@ -21,6 +21,7 @@ from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.cli.metrics import metrics_page
 from omnisupport_ingest.cli.reference_data import reference_page
 from omnisupport_ingest.cli.reference_errors import errors_page
+from omnisupport_ingest.cli.render import without_links
 from omnisupport_ingest.settings import PREFIX, Settings
 
 REGENERATE = "python -m omnisupport_ingest.cli.reference"
@@ -67,7 +68,10 @@ Tab completes commands and options. Put the line for your shell into its start f
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Yield every command that is not hidden, including groups: its full name, and the command."""
-    yield from _below("omnisupport-ingest", cli)
+    yield "omnisupport-ingest", cli
+    for name, command in cli.whole().items():
+        if not command.hidden:
+            yield from _below(f"omnisupport-ingest {name}", command)
 
 
 def help_of(name: str, command: click.Command) -> str:
@@ -129,7 +133,7 @@ def example() -> str:
     for name, field in Settings.model_fields.items():
         sample = field.default if field.default is not None else next(iter(field.examples or ()), "")
         values = values_of(field).replace("`", "")
-        text = f"{field.description}{'' if values in _PLAIN else f' Values: {values}.'}"
+        text = f"{without_links(str(field.description))}{'' if values in _PLAIN else f' Values: {values}.'}"
         lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
         lines.append(f"#{PREFIX}{name.upper()}={sample}")
     return "\n".join(lines) + "\n"

@@ -13,7 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.foreign import parse_json
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.settings import Settings
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -32,7 +36,11 @@ the contracts with examples.
 
 _SCHEMAS = (
     ("Contracts", "contracts/contract.schema.json", "One file for a table, in the folder of contracts."),
-    ("Source definitions", "contracts/source.schema.json", "One file for a source; the own log needs none."),
+    (
+        "Source definitions",
+        "contracts/source.schema.json",
+        "One file for a source; the one that the settings name needs none.",
+    ),
 )
 
 _SOURCE = "support_desk"
@@ -54,11 +62,7 @@ def reference_page() -> str:
 
 def _shipped(folder: Path) -> Workspace:
     """Return a new home in ``folder`` with the contracts of the program."""
-    from omnisupport_ingest.contracts.documents import program_file
-    from omnisupport_ingest.contracts.load import load_contracts
-    from omnisupport_ingest.home import Home
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.settings import Settings
 
     settings = Settings(home=folder / "home", _env_file=None)
     home = Home.open(settings.home, settings.window_size)
@@ -69,14 +73,17 @@ def _shipped(folder: Path) -> Workspace:
 
 
 def _members(schema: str) -> str:
-    from omnisupport_ingest.contracts.documents import program_file
-
     document = parse_json(program_file(schema).read_bytes())
     rows = [
-        f"| `{path}` | {_values(node)} | {'yes' if required else ''} | {cell(node.get('description', ''))} |"
+        f"| `{path}` | {_values(node)} | {'yes' if required else ''} | {cell(_meaning(node))} |"
         for path, node, required in _below("", document, document)
     ]
     return "| member | values | required | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _meaning(node: Any) -> str:
+    """Return what the member means: its title, else its description, which errors show as the fix."""
+    return str(node.get("title") or node.get("description", ""))
 
 
 def _below(path: str, node: Any, document: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -178,7 +185,7 @@ def _checks(workspace: Workspace) -> str:
         f"| `{name}` | {', '.join(sorted(layers))} | {cell(says)} |" for name, (says, layers) in found.items()
     ]
     return (
-        "## Checks\n\nThose of a captured log; a contract may ask for `references_kept`,\n"
+        "## Checks\n\nThose of a captured source; a contract may ask for `references_kept`,\n"
         "`volume_expected` and `not_quiet` besides ([quality](contracts.md#quality)). None blocks a run.\n\n"
         "| check | of | what it checks |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )

@@ -8,10 +8,11 @@ that a script always sees the same. Names, positions and paths are never cut: th
 from __future__ import annotations
 
 import json
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,6 +40,11 @@ _COLOURS = {
 
 
 # --- numbers and times ------------------------------------------------------------------------------------
+
+
+def without_links(text: str) -> str:
+    """Return ``text`` of a page for a terminal: links in parentheses go, of others the words stay."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r" ?\(\[[^\]]*\]\([^)]*\)\)", "", text))
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
@@ -99,22 +105,13 @@ def iso(moment: datetime | None) -> str | None:
 
 
 class Commands(click.Group):
-    """A click group whose help shows the whole first sentence of each command, under the titles of
-    ``sections``."""
-
-    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Title → names of commands; commands that it does not name follow under ``Commands``."""
+    """A click group whose help shows the whole first sentence of each command, in the order of their
+    definition."""
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        named = {name for names in self.sections.values() for name in names}
-        others = [name for name in self.commands if name not in named]
-        for title, names in (*self.sections.items(), ("Commands", others)):
-            shown = [self.commands[name] for name in names if not self.commands[name].hidden]
-            if shown:
-                with formatter.section(title):
-                    formatter.write_dl(
-                        [(str(each.name), each.get_short_help_str(limit=1000)) for each in shown]
-                    )
+        shown = [each for each in self.commands.values() if not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(str(each.name), each.get_short_help_str(limit=1000)) for each in shown])
 
 
 # --- lines and tables -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,18 @@ from omnisupport_ingest.cli.opening import contracted_source, open_workspace
 from omnisupport_ingest.cli.render import counted, echo_json, some
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
+from omnisupport_ingest.contracts.model import table_named
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.layers.removed import refuse_sealed
+from omnisupport_ingest.layers.scheduling.late_replay import refuse_backfill
+from omnisupport_ingest.layers.scheduling.run_requests import replay_ranges
+from omnisupport_ingest.read.replay_preview import preview_replay
+from omnisupport_ingest.read.window_list import window_list
+from omnisupport_ingest.runtime.dagster_home import dagster_environment
+from omnisupport_ingest.runtime.home_lock import in_use
+from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.verify.one_pass import OnePass, one_pass
+from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,8 +97,6 @@ def replay(
     pass runs on this home.
     """
 
-    from omnisupport_ingest.layers.removed import refuse_sealed
-
     if reason is None and not dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
     workspace = open_workspace()
@@ -112,8 +121,6 @@ class ReplayRequest:
     def of(cls, workspace: Workspace, source: str, table: str | None, windows: list[str]) -> ReplayRequest:
         """Return a request for all tables of ``source``, or for the one called ``table``. Raises
         ``UnknownTable``."""
-        from omnisupport_ingest.contracts.model import table_named
-
         contracts = workspace.contracts.of_source(source)
         if table is None:
             return cls(workspace, source, windows, contracts)
@@ -127,8 +134,6 @@ class ReplayRequest:
 
 def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool = False) -> None:
     """Replay the windows and print what changed; without a reason, print only what would change."""
-    from omnisupport_ingest.layers.late_replay import refuse_backfill
-
     if reason is None:
         _show_preview(_preview(request), as_json=as_json)
         return
@@ -139,8 +144,6 @@ def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool 
 def windows_between(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
     """Return the windows of the range that have events. Without any, raises a usage error or
     ``NothingToReplay``."""
-    from omnisupport_ingest.read.window_list import window_list
-    from omnisupport_ingest.windows import OUT_OF_RANGE
 
     first, last = workspace.grid.named(first), workspace.grid.named(last)
     if OUT_OF_RANGE in (first, last):
@@ -162,9 +165,6 @@ def windows_between(workspace: Workspace, source: str, first: str, last: str) ->
 
 
 def _preview(request: ReplayRequest) -> ReplayPreview:
-    from omnisupport_ingest.read.replay_preview import preview_replay
-    from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.runtime.spark import session
 
     workspace, settings = request.workspace, request.workspace.settings
 
@@ -213,8 +213,6 @@ def _keys(table: TablePreview) -> Iterator[str]:
 
 
 def _replay(request: ReplayRequest, reason: str, *, as_json: bool) -> None:
-    from omnisupport_ingest.runtime.home_lock import in_use
-
     if in_use(request.home):
         backfill_id = _launch(request, reason)
         if as_json:
@@ -266,9 +264,6 @@ def _carry_out(the_pass: OnePass, request: ReplayRequest, reason: str) -> dict[s
 
 
 def _runs(request: ReplayRequest) -> list[WindowRange]:
-    from omnisupport_ingest.layers.run_requests import replay_ranges
-    from omnisupport_ingest.read.window_list import window_list
-    from omnisupport_ingest.windows import without_sentinel
 
     known = [each.window for each in window_list(request.workspace, request.source).windows]
     return replay_ranges(request.workspace.grid, request.windows, without_sentinel(known))
@@ -281,14 +276,11 @@ def _outcome(done: Checkpoint) -> str:
 
 
 def _launch(request: ReplayRequest, reason: str) -> str:
-    import os
-
     import dagster as dg
 
     from omnisupport_ingest.definitions import build_definitions
     from omnisupport_ingest.defs.backfills import Backfill, launch_backfill
     from omnisupport_ingest.defs.keys import dimension_key
-    from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
     os.environ.update(dagster_environment(request.workspace.settings, request.home))
     graph = build_definitions(request.workspace).resolve_asset_graph()

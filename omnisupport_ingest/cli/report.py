@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace
+from omnisupport_ingest.cli.opening import open_workspace
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import echo_json, size
+from omnisupport_ingest.report import page
 
 
 @click.command()
@@ -24,7 +25,7 @@ def report(out: Out | None, batches: int, as_json: bool) -> None:
     """Write one HTML page with plots: freshness, lag, latency, events, faults, growth, cost of runs.
 
     The page is one file that opens without a server and without a network. It is made from the manifests of
-    landed batches and the tables' own logs, without Spark; no value of a row is in it. The Dagster asset
+    landed batches and the tables' Delta logs, without Spark; no value of a row is in it. The Dagster asset
     `report` writes the same page to the home every hour.
 
     \b
@@ -35,9 +36,6 @@ def report(out: Out | None, batches: int, as_json: bool) -> None:
 
     Exit code: 0 done, 1 a manifest cannot be read, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.report import page
-
     workspace = open_workspace()
     sources = page.collect(workspace, most=batches)
     if as_json:

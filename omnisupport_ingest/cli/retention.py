@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,17 +11,24 @@ import click
 from omnisupport_ingest.cli.opening import (
     contracted_source,
     deciding_person,
-    leave_out_pandas,
     open_workspace,
 )
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, heading, iso, size, some
 from omnisupport_ingest.cli.render import table as show_table
+from omnisupport_ingest.contracts.durations import duration_text
+from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.retention.keeping import kept_by
+from omnisupport_ingest.retention.old_files import old_files, sweep_old_files
+from omnisupport_ingest.retention.plan import plan_retention
+from omnisupport_ingest.retention.removing import carry_out
+from omnisupport_ingest.runtime.dagster_home import RUN_LOGS_KEPT, TICKS_KEPT
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.retention.old_files import OldFiles
     from omnisupport_ingest.retention.plan import RetentionPlan
+    from omnisupport_ingest.settings import Settings
 
 _of_source = click.option("--source", metavar="NAME", help="Only this source.  [default: all of the home]")
 _of_table = click.option(
@@ -40,12 +48,12 @@ def retention() -> None:
 @_of_source
 @_as_json
 def show(source: str | None, as_json: bool) -> None:
-    """List how long every layer is kept, and which contract decides it.
+    """List how long every layer and Dagster's own records are kept, and who decides it.
 
     Contracts say it in x-cdc.retention, as ISO 8601 durations after the end of a window (of a version in the
     history: after its own end): landing, raw, quarantine (values of withheld events), net_changes (rows that
     later rows supersede), history and old_files. Without them, old files are kept for a day and all else
-    forever.
+    without a limit.
 
     \b
     Example:
@@ -53,9 +61,6 @@ def show(source: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.contracts.durations import duration_text
-    from omnisupport_ingest.retention.keeping import kept_by
 
     workspace = open_workspace()
     documents = [
@@ -63,11 +68,28 @@ def show(source: str | None, as_json: bool) -> None:
         for name, _ in _chosen(workspace, source, None)
         for each in kept_by(workspace.contracts.of_source(name))
     ]
+    if source is None:
+        documents += _of_dagster(workspace.settings)
     if as_json:
         echo_json(documents)
         return
     columns = ["source", "layer", "table", "keep", "why"]
     show_table(columns, [[each[name] or "all" for name in columns] for each in documents])
+
+
+def _of_dagster(settings: Settings) -> list[dict[str, Any]]:
+    """Return how long Dagster's own records are kept, as the rows of ``show``."""
+    days = settings.runs_kept_days
+    runs = None if days is None else timedelta(days=days)
+    kept = (
+        ("Dagster's runs", runs, "OMNISUPPORT_RUNS_KEPT_DAYS; no checkpoint goes with them"),
+        ("Dagster's ticks", TICKS_KEPT, "skipped ones for a day; in dagster.yaml"),
+        ("what runs printed", RUN_LOGS_KEPT, "job sweep, every hour"),
+    )
+    return [
+        {"layer": layer, "table": None, "keep": duration_text(keep), "why": why, "source": None}
+        for layer, keep, why in kept
+    ]
 
 
 @retention.command()
@@ -88,7 +110,6 @@ def plan(source: str | None, table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
     _show_or_apply(source, table, None, as_json=as_json)
 
 
@@ -108,7 +129,7 @@ def apply(source: str | None, table: str | None, by: str | None, yes: bool, as_j
     Example:
       omnisupport-ingest retention apply --yes
 
-    Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
+    Exit code: 0 done, 2 usage or settings, 3 no home or its retention ledger is damaged.
     """
     _show_or_apply(source, table, deciding_person(by) if yes else None, as_json=as_json)
     if not yes and not as_json:
@@ -116,9 +137,6 @@ def apply(source: str | None, table: str | None, by: str | None, yes: bool, as_j
 
 
 def _show_or_apply(source: str | None, table: str | None, by: str | None, *, as_json: bool) -> None:
-    from omnisupport_ingest.retention.old_files import old_files, sweep_old_files
-    from omnisupport_ingest.retention.plan import plan_retention
-    from omnisupport_ingest.retention.removing import carry_out
 
     workspace = open_workspace()
     documents = []
@@ -142,8 +160,6 @@ def _chosen(
     workspace: Workspace, source: str | None, table: str | None
 ) -> list[tuple[str, TableContract | None]]:
     """Return the selected sources, each with the one table whose old files are meant (None: all)."""
-    from omnisupport_ingest.contracts.model import table_named
-
     if table is not None:
         among = [each for each in workspace.contracts if source in (None, each.source)]
         only = table_named(table, among)
@@ -153,8 +169,6 @@ def _chosen(
 
 
 def _document(planned: RetentionPlan, old: list[OldFiles]) -> dict[str, Any]:
-    from omnisupport_ingest.contracts.durations import duration_text
-
     return {
         "source": planned.source,
         "keep": {layer: duration_text(keep) for layer, keep in planned.keep.items()},

@@ -18,13 +18,11 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import omnisupport_ingest
-from omnisupport_ingest.contracts.in_force import RECORD, in_force, record_in_force, settings_of_home
-from omnisupport_ingest.contracts.learned import FOLDER as LEARNED
-from omnisupport_ingest.contracts.sources import sources_folder
+from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
+from omnisupport_ingest.contracts.kept import Stamp, documents_stamp, stamp_of
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.fork_server import Duties, ForkServer, threads_in_the_way
 from omnisupport_ingest.settings import ENV_FILE, Settings
@@ -51,38 +49,20 @@ _ALSO = (
 )
 """Modules that a run imports late; imported only if they are installed."""
 
-Stamp = tuple[tuple[str, int, int], ...]
-
 
 def stamp() -> Stamp:
-    """Return path, modification time and size of every file from which definitions are made."""
+    """Return the stamp of every file from which definitions are made."""
     settings = settings_of_home(Settings())
     home = settings.home.expanduser().absolute()
-    chosen = in_force(settings)
-
-    def files() -> Iterator[Path]:
-        yield from _PACKAGE.rglob("*.py")
-        yield from chosen.contracts.glob("*.json")
-        yield from sources_folder(settings).glob("*.json")
-        yield from (home / LEARNED).glob("*.json")
-        yield from (chosen.decision_table, home / "home.json", home / RECORD, Path(ENV_FILE).absolute())
-
-    return tuple(sorted(_seen(file) for file in files()))
-
-
-def _seen(file: Path) -> tuple[str, int, int]:
-    try:
-        status = file.stat()
-    except OSError:
-        return str(file), 0, 0
-    return str(file), status.st_mtime_ns, status.st_size
+    others = stamp_of((*_PACKAGE.rglob("*.py"), home / "home.json", Path(ENV_FILE).absolute()))
+    return documents_stamp(settings) + others
 
 
 def import_everything() -> None:
     """Import everything that a run needs, so that no fork has to."""
     for name in _OF_RUNS:
-        for module in pkgutil.iter_modules([str(_PACKAGE / name)]):
-            importlib.import_module(f"omnisupport_ingest.{name}.{module.name}")
+        for module in pkgutil.walk_packages([str(_PACKAGE / name)], f"omnisupport_ingest.{name}."):
+            importlib.import_module(module.name)
     for name in _ALSO:
         try:
             importlib.import_module(name)

@@ -17,8 +17,15 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.probes import daemon_hangs, is_live
+from omnisupport_ingest.runtime import dagster_services
+from omnisupport_ingest.runtime.connect_address import ConnectAddress
+from omnisupport_ingest.runtime.dagster_home import run_starter_socket
+from omnisupport_ingest.runtime.dagster_services import code_server_socket, refuses_other_pages
 from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeInUse, HomeLock, holder, service_lock
-from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.runtime.ports import LOOPBACK, require_port
+from omnisupport_ingest.runtime.private_folders import socket_answers
+from omnisupport_ingest.runtime.running import record_service, record_ui_port, ui_port
+from omnisupport_ingest.runtime.spark_connect import connect_service
 from omnisupport_ingest.verify.services import metrics
 
 if TYPE_CHECKING:
@@ -87,10 +94,6 @@ def serve(name: str, listen: str, check: bool) -> int | None:
 
 
 def _service(name: str, settings: Settings, home: Home, listen: str) -> Service:
-    from omnisupport_ingest.runtime import dagster_services
-    from omnisupport_ingest.runtime.ports import require_port
-    from omnisupport_ingest.runtime.running import record_ui_port
-    from omnisupport_ingest.runtime.spark_connect import connect_service
 
     if name == SPARK:
         return connect_service(settings)
@@ -109,8 +112,6 @@ def _service(name: str, settings: Settings, home: Home, listen: str) -> Service:
 
 def _become(service: Service, home: Home) -> None:
     """Replace this process by ``service``, recorded as a service that runs on ``home``."""
-    from omnisupport_ingest.runtime.running import record_service
-
     record_service(home.run, service.name)
     sys.stdout.flush()
     # A shell starts a background command with SIGINT ignored, and a new program inherits that. Dagster treats
@@ -122,11 +123,6 @@ def _become(service: Service, home: Home) -> None:
 
 def _answers(name: str, settings: Settings, home: Home) -> bool:
     """Whether the service ``name`` of ``home`` can be used."""
-    from omnisupport_ingest.runtime.connect_address import ConnectAddress
-    from omnisupport_ingest.runtime.dagster_home import run_starter_socket
-    from omnisupport_ingest.runtime.dagster_services import code_server_socket, refuses_other_pages
-    from omnisupport_ingest.runtime.private_folders import socket_answers
-    from omnisupport_ingest.runtime.running import ui_port
 
     if name == SPARK:
         return ConnectAddress.read(home.run) is not None

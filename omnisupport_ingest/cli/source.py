@@ -20,6 +20,11 @@ from omnisupport_ingest.cli.render import Commands, say_err, size
 from omnisupport_ingest.cli.source_connect import connect
 from omnisupport_ingest.cli.source_repair import repair, snapshot
 from omnisupport_ingest.cli.source_status import status
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.capture.state import request_restart, wait_for_restart
+from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
+from omnisupport_ingest.sources.postgres.session.lease import is_captured, take_lease
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
 
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
@@ -49,7 +54,7 @@ for command in (status, snapshot, repair, connect):
 def grants(name: str | None, role: str | None, database: str | None) -> None:
     """Print the SQL that creates a role for capture, with the least rights that suffice.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     The command connects to nothing. An administrator runs its output; the owner of the tables may run the
     second part instead. Then OMNISUPPORT_SOURCE_DSN names the role.
@@ -84,6 +89,7 @@ def pause(name: str | None, reason: str) -> None:
 
     A running capture stops at the end of its next batch, within seconds; under `up` it waits for the resume.
     The slot stays, so nothing is lost. The server keeps the WAL until then: watch it with `source status`.
+    Files of a paused source do not land: `land` and `manifest load` refuse them, and in the inbox they wait.
 
     \b
     Example:
@@ -93,9 +99,6 @@ def pause(name: str | None, reason: str) -> None:
     within 30 seconds.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-    from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
-    from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
     settings = source_named(open_settings(), name)
     home = existing_home(settings)
@@ -114,7 +117,7 @@ def pause(name: str | None, reason: str) -> None:
     stopped = "The capture has stopped." if was_running else "No capture was running."
     click.echo(f"{settings.source} is paused {set_pause}. {stopped}")
     resume = f"omnisupport-ingest source resume {name or ''}".rstrip()
-    click.echo(f"It goes on, and the server of a log keeps its WAL until then, with: {resume}")
+    click.echo(f"It goes on, and the server of a captured source keeps its WAL until then, with: {resume}")
 
 
 @source.command()
@@ -131,7 +134,6 @@ def resume(name: str | None) -> None:
     Exit code: 0 done, also if the source was not paused; 2 usage or settings; 3 no home.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
     settings = source_named(open_settings(), name)
     home = existing_home(settings)
@@ -147,7 +149,7 @@ def resume(name: str | None) -> None:
 def restart(name: str | None, reason: str) -> None:
     """Start the running capture of the source again, after its next batch.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     The process stays, under `up` or in a terminal. It connects again, makes all checks of a start, and
     reads the contracts again, so that the table of a new contract gets its snapshot. A snapshot or a
@@ -167,7 +169,6 @@ def restart(name: str | None, reason: str) -> None:
     settings or a contract.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.capture.state import request_restart, wait_for_restart
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
@@ -186,7 +187,7 @@ def restart(name: str | None, reason: str) -> None:
 def drop(name: str | None, yes: bool) -> None:
     """Drop the slot and the publication that capture created on the source. Landing and lake stay.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     Afterwards the server keeps no WAL for this home, and what commits from then on is not captured. A later
     capture needs --new-epoch, which reads every table again. Refused while capture runs.
@@ -199,6 +200,8 @@ def drop(name: str | None, yes: bool) -> None:
     answer; 5 it refuses; 6 capture runs, somebody reads the slot, or the home is a copy.
     """
     from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
+    from omnisupport_ingest.sources.postgres.catalog.publication import DEFAULT_ROLE
+    from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
@@ -214,6 +217,13 @@ def drop(name: str | None, yes: bool) -> None:
     named = [f"slot {done.slot}"] if done.slot else []
     named += [f"publication {done.publication}"] if done.publication else []
     click.echo(f"Dropped: {', '.join(named) or 'nothing, it was gone already'}.")
+    # Of a role with another name it is not known what else it owns.
+    if dsn_parts(dsn).get("user") == DEFAULT_ROLE:
+        click.echo(
+            f"Stays: the role {DEFAULT_ROLE}, which may still replicate. If nobody else uses it, an "
+            f"administrator runs, in each of its databases, DROP OWNED BY {DEFAULT_ROLE}; then DROP ROLE "
+            f"{DEFAULT_ROLE};"
+        )
 
 
 def _print_plan(plan: DropPlan) -> None:
@@ -239,8 +249,8 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     command, as only a person knows whether the original still exists: of two homes that read one slot, each
     would miss what the other has read. The source is not contacted.
 
-    The decision holds for the slots of all logs of the home. After --new-slot, set OMNISUPPORT_SLOT (and
-    log.slot, where a definition has one) to another name, and begin an epoch for each log: capture
+    The decision holds for the slots of all captured sources. After --new-slot, set OMNISUPPORT_SLOT (and
+    log.slot, where a definition has one) to another name, and begin an epoch for each: capture
     --new-epoch REASON.
 
     \b
@@ -251,8 +261,6 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     Exit code: 0 done, 2 usage or settings, 3 no home, 6 a capture of this home runs.
     """
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.postgres.session.lease import take_lease
-    from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
     from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 
     if take_over == new_slot:

@@ -10,6 +10,8 @@ import click
 from omnisupport_ingest.cli.opening import existing_home, log_of, open_settings, require_source_dsn
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.embedded.binaries import bundled
+from omnisupport_ingest.sources.postgres.session.connect_errors import label_of
 
 _SECRETS = ("password", "sslpassword")
 _OURS = ("keepalives", "tcp_user_timeout")
@@ -40,7 +42,7 @@ class PassphraseNotHanded(IngestError):
 def connect(name: str | None, only_print: bool) -> None:
     """Connect to the source database with psql; without psql, print how to connect.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     Leaving psql ends only its own session, and `up` may run beside it. The embedded PostgreSQL has no
     password: only its own user and root can reach its socket. A configured source's password is passed to
@@ -55,7 +57,6 @@ def connect(name: str | None, only_print: bool) -> None:
     Exit code: that of psql; 2 the passphrase cannot be handed on, 3 there is no home, 4 the embedded
     PostgreSQL does not run.
     """
-    from omnisupport_ingest.sources.postgres.session.connect_errors import label_of
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = log_of(open_settings(), name)
@@ -114,8 +115,6 @@ def shown_dsn(dsn: str) -> str:
 
 def _psql() -> str | None:
     """Return the psql of the machine, else that of the embedded server; None if there is none."""
-    from omnisupport_ingest.sources.postgres.embedded.binaries import bundled
-
     if (path := shutil.which("psql")) is not None:
         return path
     try:

@@ -19,7 +19,12 @@ from omnisupport_ingest.cli.opening import (
 )
 from omnisupport_ingest.cli.render import counted, say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
+from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -49,7 +54,7 @@ _RECOVERY, _RESNAPSHOT, _ACCEPT_LOSS = "recovery", "resnapshot", "accept-loss"
 def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
     """Begin a new epoch after a gap: the slot was lost, or the server was replaced or restored.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     The command drops the slot if it still exists, and creates it again. Everything that has landed stays, and
     so does the history in the lake. It is refused while capture runs. A failed capture under `up` tries again
@@ -73,11 +78,13 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
       omnisupport-ingest source repair --mode recovery --reason "slot dropped by mistake"
       omnisupport-ingest source repair --mode accept-loss --reason "test system, restored on Monday"
 
+    A table that does not fit its contract, or whose schema change waits for a decision, is left out of the
+    new epoch. It is named, with its reason, when the rest is done.
+
     Exit code: 0 done, 1 the lake is behind what has landed, 2 usage or settings, 4 the source does not
-    answer, 5 the source is not set up for capture, 6 capture runs or the slot is in use, 130 interrupted.
+    answer, 5 the source, or a table that is left out, is not set up for capture, 6 capture runs or the slot
+    is in use, 7 tables are left out, 130 interrupted.
     """
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.capture import Capture
 
@@ -93,8 +100,9 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
     epoch = capture.begin_new_epoch(reason, loss_accepted_by=accepted_by)
     click.echo(_begun(epoch.number, settings, reason))
     loss = AcceptedLosses(LandingStore(home.landing, settings.source).folder).of(epoch.number)
+    every = "every table" if capture.left_out is None else "every other table"
     if loss is None:
-        click.echo("The next capture reads every table again: omnisupport-ingest up")
+        click.echo(f"The next capture reads {every} again: omnisupport-ingest up")
     else:
         if loss.of_another_history:
             click.echo(
@@ -106,6 +114,7 @@ def repair(name: str | None, mode: str, reason: str, by: str | None) -> None:
             stretch = f"from {loss.lost_from} " if loss.lost_from is not None else ""
             click.echo(f"What committed {stretch}to {loss.lost_to} is not captured; accepted by {loss.by}.")
         click.echo("The tables stay incomplete until they are read: omnisupport-ingest source snapshot TABLE")
+    capture.raise_left_out()
 
 
 def _recover(settings: Settings, capture: Capture, reason: str) -> None:
@@ -124,7 +133,9 @@ def _recover(settings: Settings, capture: Capture, reason: str) -> None:
     if not done:
         click.echo("Interrupted. The next capture reads the rest whole: omnisupport-ingest up")
         click.get_current_context().exit(INTERRUPTED_EXIT_CODE)
-    click.echo("The tables are complete once capture has gone on from here: omnisupport-ingest up")
+    tables = "The tables" if capture.left_out is None else "The other tables"
+    click.echo(f"{tables} are complete once capture has gone on from here: omnisupport-ingest up")
+    capture.raise_left_out()
 
 
 def _begun(epoch: int, settings: Settings, reason: str) -> str:
@@ -148,7 +159,7 @@ def _show_recovered(done: Recovered) -> None:
 @click.option("--from", "start", metavar="KEY", help="Only rows whose key is KEY or above.")
 @click.option("--to", "end", metavar="KEY", help="Only rows whose key is KEY or below.")
 @click.option("--reason", default="", help="Why; the plan of the snapshot keeps it.")
-@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+@click.option("--source", metavar="NAME", help="A captured source.  [default: that of the settings]")
 def snapshot(
     tables: tuple[str, ...], start: str | None, end: str | None, reason: str, source: str | None
 ) -> None:
@@ -173,12 +184,11 @@ def snapshot(
       omnisupport-ingest source snapshot tickets --from 1000 --to 1999
 
     Exit code: 0 requested, 2 usage or settings, 4 the source does not answer, 5 a new table cannot be
-    captured as it is.
+    captured as it is, a table does not fit its contract, or capture has to start again to take that in.
     """
-    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.added_tables import adds_tables, not_captured
-    from omnisupport_ingest.sources.postgres.session.lease import is_captured
+    from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
     from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
     settings = log_of(open_settings(), source)
@@ -194,10 +204,17 @@ def snapshot(
             raise click.UsageError("--from and --to are keys of one table; name one.")
         if new:
             raise click.UsageError(f"{chosen[0].name} has never been read. Request all of it first.")
+        epoch = store.current_epoch()
+        if epoch is not None and chosen[0].name in ParkedTables(store.folder, epoch.number).all():
+            raise click.UsageError(
+                f"{chosen[0].name} is left out, so all of it has to be read. Leave out --from and --to."
+            )
         scope = _key_range(settings, home, chosen[0], start, end)
     _require_ready(settings, home, store, new)
     if running:
-        _require_there(settings, home, chosen)
+        _require_fit(settings, home, chosen, whole=scope is None)
+        if scope is None:
+            _require_in_force(settings, home, store, [each for each in chosen if each not in new])
     requests = SnapshotRequests(store.folder)
     for name in (each.name for each in chosen):
         is_new = requests.write(name, reason, scope)
@@ -230,19 +247,49 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
             say_err(f"Warning: {each.problem}\nFix: {each.fix}")
 
 
-def _require_there(settings: Settings, home: Home, tables: Sequence[TableContract]) -> None:
-    """Raise an error that names those of ``tables`` that the source does not have, if the source answers."""
-    from omnisupport_ingest.errors import IngestError
+def _require_fit(settings: Settings, home: Home, tables: Sequence[TableContract], *, whole: bool) -> None:
+    """Raise an error that names those of ``tables`` that the source does not have, if the source answers.
+
+    ``whole``: also those that do not fit their contracts. A running capture would read them, and the next
+    start would leave them out.
+    """
     from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
-    from omnisupport_ingest.sources.postgres.preflight import require_ready
+    from omnisupport_ingest.sources.postgres.preflight import Finding, require_ready
     from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
 
-    gone: list[TableContract] = []
+    findings: list[Finding] = []
     # A request to a running capture needs no connection of this command.
     with suppress(IngestError), _connected(settings, home) as connection:
         live = read_live_tables(connection, [each.table_name for each in tables])
-        gone = [each for each in tables if each.table_name not in live]
-    require_ready([finding for each in gone for finding in contract_findings(each, None)])
+        for each in tables:
+            if whole or each.table_name not in live:
+                findings += contract_findings(each, live.get(each.table_name))
+    require_ready(findings)
+
+
+def _require_in_force(
+    settings: Settings, home: Home, store: LandingStore, tables: Sequence[TableContract]
+) -> None:
+    """Raise an error that names those of ``tables`` that the running capture reads by a former contract.
+
+    By that one the read would not answer for what has changed. A parked table is added by its present one.
+    """
+    from omnisupport_ingest.sources.postgres.capture.outdated import outdated_tables
+    from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+    from omnisupport_ingest.sources.postgres.preflight import Finding, require_ready
+
+    epoch = store.current_epoch()
+    parked = ParkedTables(store.folder, epoch.number).all() if epoch is not None else {}
+    require_ready(
+        Finding(
+            "contract",
+            f"The contract {each.name} has changed, and capture goes by the contract as it was at its start.",
+            f"omnisupport-ingest source restart {settings.source}; then this command again",
+            table=each.name,
+        )
+        for each in outdated_tables(home.path, settings.source, tables)
+        if each.name not in parked
+    )
 
 
 @contextmanager

@@ -18,6 +18,10 @@ from omnisupport_ingest.cli.opening import (
     open_settings,
     source_dsn_or_error,
 )
+from omnisupport_ingest.cli.status_reading import is_well, reading_document, reading_lines
+from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.capture.state import State
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress
@@ -107,8 +111,6 @@ def _facts(status: SourceStatus) -> Iterator[tuple[str, str]]:
 
 
 def _state(status: SourceStatus) -> str:
-    from omnisupport_ingest.sources.postgres.capture.state import State
-
     capture, paused, holder = status.capture, status.paused, status.capture.holder
     since = f" since {render.clock(capture.since)}" if capture.since else ""
     by = f", process {holder.pid} on {holder.host}" if holder and holder.pid else ""
@@ -124,8 +126,6 @@ def _state(status: SourceStatus) -> str:
 
 
 def _last_error(status: SourceStatus) -> str:
-    from omnisupport_ingest.sources.postgres.capture.state import State
-
     error = status.capture.last_error
     if error is None:
         return "none"
@@ -213,8 +213,6 @@ def _publication(status: SourceStatus, server: ServerState) -> str:
 
 def status_document(status: SourceStatus) -> dict[str, object]:
     """Return ``status`` for ``--json``: sizes in bytes, times in ISO 8601, LSNs as PostgreSQL writes them."""
-    from omnisupport_ingest.sources.postgres.capture.state import State
-
     server, landed = status.server, status.landed
     holder, error = status.capture.holder, status.capture.last_error
     lag = landed.lag_seconds(datetime.now(UTC)) if landed is not None else None
@@ -322,14 +320,15 @@ def _text(value: object) -> str | None:
 
 def _other_status(settings: Settings, name: str, *, as_json: bool) -> int:
     """Print how far each table or partition of the source ``name`` has been read; returns the exit code."""
-    from omnisupport_ingest.cli.status_reading import is_well, reading_document, reading_lines
-    from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
 
     definition = sources_in_force(settings).find(name)
     if definition.kind not in (SourceKind.KAFKA, SourceKind.QUERY):
+        pause = PauseRequest(existing_home(settings).landing / name).read()
+        is_paused = "" if pause is None else f" It is paused {pause}."
         raise SourceUnknown(
-            f"{name} is a source of the kind {definition.kind}: its files are landed, nothing reads it.",
-            fix="omnisupport-ingest status, or landing list --source " + name,
+            f"{name} is a source of the kind {definition.kind}: its files are landed, nothing reads "
+            f"it.{is_paused}",
+            fix=f"omnisupport-ingest {'landing list --source' if pause is None else 'source resume'} {name}",
         )
     document = reading_document(settings, definition, existing_home(settings))
     if as_json:

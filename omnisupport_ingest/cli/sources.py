@@ -11,11 +11,26 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_settings, options_as
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
+from omnisupport_ingest.cli.withdraw import retire
+from omnisupport_ingest.contracts.databases import database_of
+from omnisupport_ingest.contracts.documents import document_text, program_file
+from omnisupport_ingest.contracts.in_force import contracts_so_far, in_force
+from omnisupport_ingest.contracts.sources import (
+    SourceKind,
+    log_settings,
+    source_of,
+    sources_folder,
+    sources_in_force,
+)
+from omnisupport_ingest.durable import create_exclusively
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.capture.outdated import Difference
+    from omnisupport_ingest.sources.postgres.capture.outdated import ContractDrift
 
 
 @click.group(cls=Commands)
@@ -125,7 +140,8 @@ class _NewSource:
 @click.option(
     "--database",
     metavar="NAME",
-    help="postgres_log: its database, if that has several slots. Slot and publication are called as it is.",
+    help="postgres_log: the database, if several sources share it. Slot and publication get the name of "
+    "the source.",
 )
 @click.option("--every", default="PT1M", show_default=True, help="query, kafka: how often it is read.")
 @click.option("--compare-every", help="query: how often its keys are compared with the lake (P1D).")
@@ -142,11 +158,6 @@ def new(wanted: _NewSource) -> None:
     Exit code: 0 written, 2 usage, settings, or its file is there already.
     """
     from omnisupport_ingest.cli.contracts_new import own_folder, warn_if_not_in_force
-    from omnisupport_ingest.contracts.documents import document_text, program_file
-    from omnisupport_ingest.contracts.in_force import in_force
-    from omnisupport_ingest.contracts.sources import source_of, sources_folder
-    from omnisupport_ingest.durable import create_exclusively
-    from omnisupport_ingest.failpoints import failpoint
 
     wanted.check_usage()
     settings = open_settings()
@@ -204,7 +215,8 @@ def diff(name: str | None, as_json: bool) -> int:
 
     Listed are sources from which nothing has landed, folders in landing that no definition and no contract
     names, for query sources every table that does not exist, lacks a column or an index, or has another type
-    of cursor, and for a log that is captured now the settings in its files that its capture does not use yet.
+    of cursor, and for a source that is captured now the settings in its files that its capture does not use
+    yet.
 
     \b
     Example:
@@ -212,8 +224,6 @@ def diff(name: str | None, as_json: bool) -> int:
 
     Exit code: 0 nothing differs, 1 something does, 2 usage or settings.
     """
-    from omnisupport_ingest.contracts.sources import SourceKind
-
     settings = open_settings()
     configured = _sources(settings)
     chosen = (configured.find(name),) if name is not None else configured.all
@@ -248,7 +258,6 @@ def diff(name: str | None, as_json: bool) -> int:
 
 def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[Any, ...]:
     """Return the preflight ``Finding``s of a query source, the worst first."""
-    from omnisupport_ingest.contracts.in_force import contracts_so_far
     from omnisupport_ingest.sources.postgres.preflight import Finding
     from omnisupport_ingest.sources.query.preflight import preflight
 
@@ -260,24 +269,17 @@ def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[An
     return found
 
 
-def _not_in_use(settings: Settings) -> tuple[Difference, ...]:
-    from omnisupport_ingest.contracts.in_force import contracts_so_far
+def _not_in_use(settings: Settings) -> tuple[ContractDrift, ...]:
     from omnisupport_ingest.sources.postgres.capture.outdated import differences
 
     return differences(settings, contracts_so_far(settings))
 
 
 def _sources(settings: Settings) -> Sources:
-    from omnisupport_ingest.contracts.sources import sources_in_force
-
     return sources_in_force(settings)
 
 
 def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
-    from omnisupport_ingest.contracts.databases import database_of
-    from omnisupport_ingest.contracts.in_force import contracts_so_far
-    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_folder
-    from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.kafka.client import check_settings
     from omnisupport_ingest.sources.query.cursor import CursorColumn
 
@@ -305,8 +307,6 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
 
 
 def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
-    from omnisupport_ingest.contracts.in_force import contracts_so_far
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
     tables = definition.tables(contracts_so_far(settings))
     return {
@@ -330,3 +330,6 @@ def _batches(settings: Settings, source: str) -> int:
 
 def _landing(settings: Settings, source: str) -> Path:
     return settings.home.expanduser() / "landing" / source
+
+
+sources.add_command(retire)

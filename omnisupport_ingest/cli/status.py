@@ -9,31 +9,56 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.contracts_changes import changes_of, document_of
 from omnisupport_ingest.cli.errors import FINDINGS, WARNED
 from omnisupport_ingest.cli.opening import (
     contracted_source,
     existing_home,
-    leave_out_pandas,
     open_settings,
     open_workspace,
     sources_in_use,
 )
 from omnisupport_ingest.cli.render import echo_json, facts
-from omnisupport_ingest.cli.status_health import BROKEN, HEALTHY, WARNING, facts_document, health
+from omnisupport_ingest.cli.status_health import (
+    BROKEN,
+    HEALTHY,
+    WARNING,
+    facts_document,
+    health,
+    unread_slots,
+)
+from omnisupport_ingest.cli.status_live import watch as watching
 from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 from omnisupport_ingest.cli.status_promised import promised_document
 from omnisupport_ingest.cli.status_reading import ReadingLooks
 from omnisupport_ingest.cli.status_text import show_status
-from omnisupport_ingest.storage import recorded_storage
+from omnisupport_ingest.contracts.decision_table import DecisionTableRefused
+from omnisupport_ingest.contracts.in_force import contracts_gone, in_force
+from omnisupport_ingest.contracts.kept import usable
+from omnisupport_ingest.contracts.model import ContractError
+from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
+from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest.retention.forecast import disk_forecast
+from omnisupport_ingest.retention.keeping import given_up
+from omnisupport_ingest.sources.postgres.capture.outdated import differences
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.capture.state import capture_state
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceProbe
+from omnisupport_ingest.sources.postgres.slot.home_slot import may_have_slot
+from omnisupport_ingest.storage import landed_sources, recorded_storage
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.kept import Documents
     from omnisupport_ingest.contracts.model import Contracts
+    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.chain import Gap
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.overview import SourceOverview, TableOverview
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceProbe
 
     _Log = tuple[Settings, SourceProbe | SourceAnswer]
 
@@ -64,17 +89,17 @@ def status(
 ) -> int:
     """Show what runs, how far the source has landed, and how far every table is.
 
-    Reads landing, the tables' own logs and Dagster's files. Changes nothing, and needs neither Spark nor a
+    Reads landing, the tables' Delta logs and Dagster's files. Changes nothing, and needs neither Spark nor a
     running platform. The source gets a second to answer. Times are UTC.
 
     \b
-    health    broken: capture has failed, landing cannot be read, or a gap holds batches back
+    health    broken: capture has failed, landing or a table cannot be read, or a gap holds batches back
               WARNING: a check, a sensor or the last run of a job failed, a slot is in danger, a table
-              is left out, or events in quarantine were not discarded; else healthy
+              is left out, nobody will read a slot, or events in quarantine were not discarded; else healthy
     windows   open, closed, and late ones, which wait for a replay
-    source    every log, and every source that is read by cursors or from topics, with how far it is behind
-    changed   schema changes that need an action; contracts whose file is gone; files of a log that its
-              capture does not use yet
+    source    every source that is captured, or read by cursors or from topics, with how far it is behind
+    changed   schema changes that need an action; contracts whose file is gone; files of a captured
+              source that its capture does not use yet
     pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
               until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
@@ -91,8 +116,6 @@ def status(
     Exit code: 0 healthy, also when --watch is ended; a warning is 0, too, and 8 with --strict; 1 broken,
     2 usage or settings, 3 no home or another home's contracts.
     """
-    from omnisupport_ingest.cli.status_live import watch as watching
-    from omnisupport_ingest.contracts.model import ContractError
 
     def look() -> dict[str, Any]:
         return status_document(source, everything=everything)
@@ -102,12 +125,12 @@ def status(
 
     if watch:
         # Usage, settings and home are checked once, before the first look.
-        _chosen(open_workspace(), source, everything=everything)
+        _chosen(open_workspace(usable(open_settings()).settings), source, everything=everything)
         watching(look, show, every, as_json=as_json)
         return 0
     try:
         document = look()
-    except ContractError:
+    except (ContractError, DecisionTableRefused):
         if not as_json:
             _show_what_runs(everything=everything)
         raise
@@ -120,8 +143,7 @@ def status(
 
 
 def _show_what_runs(*, everything: bool) -> None:
-    """If a contract is wrong, print only the platform: running services continue with the contracts that they
-    read before."""
+    """Print the platform alone: a document is wrong, and the home has no copy of right ones."""
     settings = open_settings()
     home = existing_home(settings)
     platform = platform_document(settings, home, None)
@@ -129,18 +151,19 @@ def _show_what_runs(*, everything: bool) -> None:
 
 
 def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:
-    """Return everything that is shown of the selected sources, as JSON values."""
-    leave_out_pandas()
-    from omnisupport_ingest.contracts.in_force import contracts_gone, in_force
-    from omnisupport_ingest.read.overview import overview
-    from omnisupport_ingest.retention.forecast import disk_forecast
-    from omnisupport_ingest.sources.postgres.capture.outdated import differences
+    """Return everything that is shown of the selected sources, as JSON values.
 
-    settings = open_settings()
+    While a contract, a source or the decision table is wrong, by the documents that services go on with.
+    """
+
+    existing_home(open_settings())
+    documents = usable(open_settings())
+    settings = documents.settings
     workspace = open_workspace(settings)
     home = workspace.home
     shown, unused = _chosen(workspace, source, everything=everything)
     probes = log_probes(settings, home, workspace.contracts)
+    probes += _logs_without_contracts(settings, home, workspace.contracts)
     readings = ReadingLooks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [
@@ -148,6 +171,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     ]
     answered_by = time.monotonic() + _SOURCE_SECONDS
     logs = [log_document(each, home, probe, answered_by) for each, probe in probes]
+    own = next((each for each in logs if each["name"] == settings.source), None)
     document: dict[str, Any] = {
         "home": str(home.path),
         "storage": recorded_storage(home.path),
@@ -161,22 +185,51 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         "platform": platform_document(settings, home, workspace.contracts),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "retention": _retention(workspace),
-        "source": logs[0],
-        "other_logs": logs[1:],
+        "source": own,
+        "other_logs": [each for each in logs if each is not own],
         "definition_changes": [asdict(each) for each in differences(settings, workspace.contracts)],
         "readings": list(readings.results(answered_by)),
         "sources": sources,
         "sources_not_in_use": unused,
         "schema_changes": _schema_changes(workspace),
-        "contracts_gone": contracts_gone(settings, workspace.contracts),
+        "documents_refused": _refused(documents),
+        "contracts_gone": [
+            *contracts_gone(settings, workspace.contracts),
+            *_landed_without_contracts(workspace),
+        ],
+        "unread_slots": unread_slots(workspace, logs),
     }
     return document | {"health": health(document)}
 
 
+def _refused(documents: Documents) -> dict[str, str] | None:
+    """Return which document is wrong, what to do, and since when services go on with the copy; None if none
+    is."""
+    if documents.refused is None or documents.since is None:
+        return None
+    return {"problem": documents.refused.problem, "fix": documents.refused.fix, "since": documents.since}
+
+
+def _landed_without_contracts(workspace: Workspace) -> list[dict[str, str]]:
+    """Return each source that has landed and has no contract, in force or withdrawn, as ``contracts_gone``
+    does."""
+    contracts = workspace.contracts
+    known = {each.source for each in (*contracts.all, *readable_withdrawn(workspace.settings, contracts))}
+    return [
+        {
+            "source": source,
+            "table": "",
+            "what": f"{source} has landed, and none of its tables has a contract any more",
+            "fix": "put its contracts back (omnisupport-ingest contracts use FOLDER); if its data is to go, "
+            f"then omnisupport-ingest sources retire {source} --drop-data",
+        }
+        for source in landed_sources(workspace.home.path)
+        if source not in known
+    ]
+
+
 def _retention(workspace: Workspace) -> dict[str, Any]:
     """Return what is removed by age, and whether the nightly job removes or only counts it."""
-    from omnisupport_ingest.retention.keeping import given_up
-
     contracts = workspace.contracts
     found = {source: given_up(contracts.of_source(source)) for source in contracts.sources()}
     return {
@@ -188,8 +241,6 @@ def _retention(workspace: Workspace) -> dict[str, Any]:
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
     """Return the schema changes of captured tables that need an action."""
-    from omnisupport_ingest.cli.contracts_changes import changes_of, document_of
-    from omnisupport_ingest.errors import IngestError
 
     try:
         return [
@@ -217,27 +268,47 @@ def _chosen(workspace: Workspace, source: str | None, *, everything: bool) -> tu
 
 def log_probes(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
     """Return each log of the home, its own first: its settings, and a probe or why there is none."""
-    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
-    from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
-
     own = sources_in_force(settings, contracts).find(settings.source)
-    others = (each for each in log_sources(settings, contracts) if each.name != own.name)
-    probes: list[_Log] = []
-    for each in (own, *others):
-        try:
-            of_source = log_settings(settings, each) if each.kind is SourceKind.LOG else settings
-            probes.append((of_source, _probe(of_source, home)))
-        except IngestError as error:
-            named = settings.model_copy(update={"source": each.name})
-            probes.append((named, SourceAnswer(False, error.problem)))
-    return probes
+    logs = [each for each in log_sources(settings, contracts) if each.name != own.name]
+    if _is_log(settings, home, contracts, own):
+        logs.insert(0, own)
+    return [_probed(settings, home, each) for each in logs]
+
+
+def _is_log(settings: Settings, home: Home, contracts: Contracts, own: SourceDefinition) -> bool:
+    """Whether the settings' ``own`` source is a log. In a home with contracts, one that nothing but its usual
+    name speaks of is none."""
+    if own.kind is not SourceKind.LOG:
+        return False
+    named = own.path or settings.source_dsn is not None or contracts.of_source(own.name)
+    made = (home.path / "postgres").exists() or may_have_slot(home.landing, own.name)
+    return bool(named) or made or not len(contracts)
+
+
+def _logs_without_contracts(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
+    """Return the other logs for which the home has made a slot, and of which no table has a contract now."""
+
+    return [
+        _probed(settings, home, each)
+        for each in sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
+        if each.name != settings.source
+        and not contracts.of_source(each.name)
+        and may_have_slot(home.landing, each.name)
+    ]
+
+
+def _probed(settings: Settings, home: Home, definition: SourceDefinition) -> _Log:
+    """Return the settings of the source, and a probe of its log or why there is none."""
+
+    try:
+        of_source = log_settings(settings, definition)
+        return of_source, _probe(of_source, home)
+    except IngestError as error:
+        named = settings.model_copy(update={"source": definition.name})
+        return named, SourceAnswer(False, error.problem)
 
 
 def _probe(settings: Settings, home: Home) -> SourceProbe | SourceAnswer:
-    from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceProbe
 
     away = SourceAnswer(False, "The embedded PostgreSQL is not running.")
     if settings.source_dsn is None and not (home.path / "postgres").exists():
@@ -255,9 +326,6 @@ def log_document(
 
     ``answered_by``: until then (monotonic seconds) its server must answer.
     """
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-    from omnisupport_ingest.sources.postgres.capture.state import capture_state
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
     if isinstance(probe, SourceAnswer):
         reach = probe
@@ -312,10 +380,15 @@ def _gap_document(gap: Gap | None) -> dict[str, Any] | None:
 
 
 def _table_document(table: TableOverview) -> dict[str, Any]:
-    document = asdict(replace(table, freshness=None, level=None, verified=None))
+    document = asdict(replace(table, freshness=None, level=None, verified=None, problem=None))
     for name in ("freshness", "waits", "scattered", "level", "verified"):
         del document[name]
-    if (fresh := table.freshness) is not None:
+    problem = table.problem
+    document["problem"] = {"problem": problem.problem, "fix": problem.fix} if problem else None
+    if (fresh := table.freshness) is None:
+        # A broken promise stays one while landing or table cannot be read.
+        document |= promised_document(table) if table.verified is not None else {}
+    else:
         document |= {
             "complete_to": fresh.complete_to,
             "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),

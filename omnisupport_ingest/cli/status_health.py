@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.status_promised import promises_broken
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.storage import has_landed
+from omnisupport_ingest.windows import OUT_OF_RANGE
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -23,36 +28,45 @@ _IN_DANGER = frozenset({"unreserved", "lost"})
 
 
 def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
-    """Return windows by state, and events in quarantine by reason, each None if it cannot be read.
+    """Return windows by state (None if they cannot be read), and events in quarantine by reason.
 
+    ``quarantine_problem``: why the events in quarantine cannot be counted; None if they can.
     ``left_out``: tables that capture does not follow, each with the reason and the fix.
     """
-    from omnisupport_ingest.errors import IngestError
+    from deltalake.exceptions import DeltaError
+
     from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
     try:
         windows = _windows(workspace, source)
         marks = workspace.input_watermarks(source) if len(workspace.inputs(source)) > 1 else {}
-    except IngestError:
-        # Landing reports this itself.
+    except (IngestError, DeltaError):
+        # Landing reports this itself, and the overview of the source a damaged table.
         windows, marks = None, {}
+    stock: Counter[str] = Counter()
+    discarded, lost = 0, None
     try:
+        stock = stock_of(workspace, source)
+    except DeltaError:
+        # The overview names the damaged table.
+        pass
+    except IngestError as error:
+        lost = {"problem": error.problem, "fix": error.fix}
+    with suppress(IngestError, DeltaError):
+        # A damaged ledger is a finding of `doctor`; here no event counts as discarded then.
         discarded = discarded_of(workspace, source)
-    except IngestError:
-        # A damaged ledger is a finding of `doctor`; here no event counts as discarded.
-        discarded = 0
     inputs = {name: render.iso(mark) for name, mark in marks.items()}
     return {
         "windows": windows,
         "inputs": inputs,
-        "quarantine": dict(stock_of(workspace, source).most_common()),
+        "quarantine": dict(stock.most_common()),
         "discarded": discarded,
+        "quarantine_problem": lost,
         "left_out": _left_out(workspace, source),
     }
 
 
 def _left_out(workspace: Workspace, source: str) -> list[dict[str, str]]:
-    from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, unpark_fix
 
     names = {each.name for each in workspace.contracts.of_source(source)}
@@ -72,10 +86,9 @@ def _left_out(workspace: Workspace, source: str) -> list[dict[str, str]]:
 
 def _windows(workspace: Workspace, source: str) -> dict[str, int]:
     from omnisupport_ingest.layers.lateness import Lateness
-    from omnisupport_ingest.windows import OUT_OF_RANGE
 
     counts = {"open": 0, "closed": 0, OUT_OF_RANGE: 0}
-    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+    if not has_landed(workspace.home.path, source):
         return counts
     store = workspace.landing(source)
     watermark, lateness = workspace.closing_watermark(source), Lateness.of(workspace, source)
@@ -83,6 +96,24 @@ def _windows(workspace: Workspace, source: str) -> dict[str, int]:
         closed = lateness.closed(window, watermark)
         counts[window if window == OUT_OF_RANGE else "closed" if closed else "open"] += 1
     return counts
+
+
+def unread_slots(workspace: Workspace, logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the slots of the home that no capture will read, as no table of their source has a contract.
+
+    ``logs``: what is shown of each log. Each slot comes with its ``source``, and whether it is ``there``:
+    None if the server does not say.
+    """
+    from omnisupport_ingest.sources.postgres.slot.home_slot import may_have_slot
+
+    return [
+        {"source": log["name"], "slot": log["slot"]["name"], "there": log["slot"]["there"]}
+        for log in logs
+        if log["slot"]["there"] is not False
+        and not log["slot"]["read"]
+        and not workspace.contracts.of_source(log["name"])
+        and may_have_slot(workspace.home.landing, log["name"])
+    ]
 
 
 def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -105,12 +136,15 @@ class Problem:
     """A problem. ``kind`` stays the same while it is the same problem, even if its numbers change.
 
     ``says``: what is wrong. ``help``: the command that helps, or what to do. ``broken``: data is held back.
+    ``hides``: kinds of other problems of which nothing is known because of this one; one that ends with a
+    blank, a dot or a colon, or is empty, is the beginning of such kinds.
     """
 
     kind: str
     says: str
     help: str
     broken: bool = False
+    hides: tuple[str, ...] = ()
 
 
 SLOT, CHECK, SCHEMA, LEFT_OUT, DAEMON = "slot", "check", "schema", "left out", "daemon"
@@ -148,14 +182,32 @@ def health_line(health: dict[str, Any]) -> str:
     return word if not health["reasons"] else f"{word}: {'; '.join(health['reasons'])}"
 
 
+def logs_in(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the document of ``status`` shows of each log; the home's own one, ``source``, may be
+    None."""
+    return [each for each in (document["source"], *document["other_logs"]) if each is not None]
+
+
 def problems(document: dict[str, Any]) -> Iterator[Problem]:
     """Yield everything that the document of ``status`` shows to be wrong."""
     yield from _of_landing(document)
     yield from _of_sources(document)
     yield from _of_platform(document["platform"])
     yield from _of_disk(document["disk"])
+    if (wrong := document["documents_refused"]) is not None:
+        says = f"{wrong['problem'].rstrip('.')}; until it is corrected, no edit is in use"
+        yield Problem("documents refused", says, wrong["fix"])
     for each in document["contracts_gone"]:
         yield Problem(f"contract {each['source']}.{each['table']}", each["what"], each["fix"])
+    for each in document["unread_slots"]:
+        name, slot = each["source"], each["slot"]
+        hides: tuple[str, ...] = ()
+        kind, says = f"unread slot {name}", f"the server keeps its WAL for slot {slot}"
+        if each["there"] is None:
+            kind, says = f"away {name}", f"its server does not say whether it keeps WAL for slot {slot}"
+            hides = (f"unread slot {name}",)
+        says = f"no table of {name} has a contract, and {says}"
+        yield Problem(kind, says, f"omnisupport-ingest sources retire {name}", hides=hides)
     for change in document["schema_changes"]:
         # Each change has a kind of its own, so that the second change of a table is an alarm too.
         table, number = f"{change['source']}.{change['table']}", change.get("number", "")
@@ -163,6 +215,9 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     for kind, says, helps in promises_broken(document):
         yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
+        if (lost := each.get("quarantine_problem")) is not None:
+            kind, hidden = f"quarantine files {each['source']}", f"quarantine {each['source']}"
+            yield Problem(kind, lost["problem"], lost["fix"], broken=True, hides=(hidden,))
         # Nobody has to look at discarded events, and they stay without end.
         if (events := sum(each["quarantine"].values()) - each["discarded"]) > 0:
             says = f"{render.counted(events, 'event')} of {each['source']} in quarantine"
@@ -170,16 +225,21 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _of_landing(document: dict[str, Any]) -> Iterator[Problem]:
-    for log in (document["source"], *document["other_logs"]):
+    for log in logs_in(document):
         name = log["name"]
         if log["capture"] == "FAILED":
             says = f"capture of {name} has failed"
             yield Problem(f"capture {name}", says, f"omnisupport-ingest source status {name}", broken=True)
     for each in document["sources"]:
+        for table in each.get("tables", ()):
+            if (problem := table.get("problem")) is not None:
+                hides = (f"quarantine {each['source']}", f"level {each['source']}.")
+                says, fix = problem["problem"], problem["fix"]
+                yield Problem(f"table {table['table']}", says, fix, broken=True, hides=hides)
         landing, name = each["landing"], each["source"]
         if landing["problem"]:
-            says = f"landing of {name} cannot be read"
-            yield Problem(f"landing {name}", says, landing["problem"]["fix"], broken=True)
+            says, hides = f"landing of {name} cannot be read", (f"gap {name}", f"level {name}.")
+            yield Problem(f"landing {name}", says, landing["problem"]["fix"], broken=True, hides=hides)
         elif landing["gap"] and not landing["gap"]["repaired"]:
             says = f"a gap holds batches of {name} back"
             yield Problem(f"gap {name}", says, landing["gap"]["fix"], broken=True)
@@ -187,7 +247,7 @@ def _of_landing(document: dict[str, Any]) -> Iterator[Problem]:
 
 def _of_sources(document: dict[str, Any]) -> Iterator[Problem]:
     followed = {each["source"] for each in document["sources"] if each["landing"].get("stream_end")}
-    for log in (document["source"], *document["other_logs"]):
+    for log in logs_in(document):
         name, helps = log["name"], f"omnisupport-ingest source status {log['name']}"
         if log["slot"].get("there") is False and name in followed:
             yield Problem(f"{SLOT} {name} gone", f"the slot of {name} is not on the server any more", helps)
@@ -201,7 +261,7 @@ def _of_sources(document: dict[str, Any]) -> Iterator[Problem]:
     for each in document["readings"]:
         name, helps = each["source"], f"omnisupport-ingest source status {each['source']}"
         if each["problem"] is not None:
-            yield Problem(f"away {name}", f"{name} cannot be looked at", helps)
+            yield Problem(f"away {name}", f"{name} cannot be looked at", helps, hides=(f"gone {name}",))
         if any(part["gone"] for part in each.get("partitions", ())):
             yield Problem(f"gone {name}", f"records of {name} were deleted before they were read", helps)
     for change in document["definition_changes"]:
@@ -214,6 +274,10 @@ def _of_platform(platform: dict[str, Any]) -> Iterator[Problem]:
     if platform.get("daemon_hangs"):
         says = "Dagster's daemon gives no heartbeat, so nothing is taken into the lake"
         yield Problem(DAEMON, says, "stop `up` (or the service `daemon`) and start it again", broken=True)
+    if unread := platform.get("records_unread"):
+        says = f"Dagster's records of {' and '.join(f'{each}s' for each in unread)} cannot be read"
+        hides = tuple(f"{each} " for each in unread)
+        yield Problem("records", says, "omnisupport-ingest doctor", hides=hides)
     for check in platform["checks"]["failed"] if platform["checks"] else ():
         name = f"{check['asset']}:{check['check']}"
         yield Problem(f"{CHECK} {name}", f"{name}: {check['said'] or 'no message'}", _CHECKS_NAMED)

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from omnisupport_ingest.cli.status_health import logs_in
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
 
@@ -52,7 +53,7 @@ class WalGrowth:
         ``now``: seconds of a monotonic clock.
         """
         at = time.monotonic() if now is None else now
-        for log in (document["source"], *document["other_logs"]):
+        for log in logs_in(document):
             slot = log["slot"]
             kept, safe = slot["retained_bytes"], slot["safe_bytes"]
             before = self._seen.get(log["name"])

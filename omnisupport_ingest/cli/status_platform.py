@@ -12,6 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.probes import daemon_hangs
+from omnisupport_ingest.runtime.home_lock import in_use
+from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.runtime.recorded_runs import recorded
+from omnisupport_ingest.runtime.running import running_services, ui_port
+from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
@@ -29,16 +35,14 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
 
     Only checks of the tables of ``contracts`` are included; all if it is None (they cannot be read).
     """
-    from omnisupport_ingest.cli.probes import daemon_hangs
-    from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.runtime.ports import LOOPBACK
-    from omnisupport_ingest.runtime.recorded_runs import recorded
-    from omnisupport_ingest.runtime.running import running_services, ui_port
-    from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 
     run_folder = home.path / "run"
     port = ui_port(run_folder)
     known = recorded(home.path / "dagster", settings.dagster_pg_url)
+    unread = known.unread if known is not None else ()
+    if known is None and settings.dagster_pg_url is not None:
+        # Its PostgreSQL does not answer; without one, nothing was recorded yet.
+        unread = ("run", "sensor", "check")
     if known is not None and contracts is not None:
         known = known.in_force({(each.source, each.name) for each in contracts.all})
     sensors = sensors_seen(port) if port else None
@@ -49,6 +53,7 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
     return {
         "running": running,
         "daemon_hangs": running and daemon_hangs(home, settings),
+        "records_unread": [*unread],
         "services": running_services(run_folder),
         "ui": f"http://{LOOPBACK}:{port}" if port else None,
         "sensors": None if sensors is None else [plain(asdict(each)) for each in sensors],

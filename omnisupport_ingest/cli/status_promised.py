@@ -6,9 +6,11 @@ The words are those of the checks ``fresh`` and ``equal_to_source``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
+from omnisupport_ingest.json_values import to_plain
 
 if TYPE_CHECKING:
     from omnisupport_ingest.read.overview import TableOverview
@@ -16,9 +18,6 @@ if TYPE_CHECKING:
 
 def promised_document(table: TableOverview) -> dict[str, Any]:
     """Return service level and last comparison of a dimension; None where there is none."""
-    from datetime import UTC, datetime
-
-    from omnisupport_ingest.json_values import to_plain
     from omnisupport_ingest.read.freshness import verified_in_words
 
     level = table.level
@@ -38,6 +37,7 @@ def promised_document(table: TableOverview) -> dict[str, Any]:
         if table.verified is None
         else {
             "state": table.verified.state,
+            "differs": table.verified.differs,
             "checked_at": to_plain(table.verified.checked_at),
             "through": to_plain(table.verified.through),
             "in_words": verified_in_words(table.verified, datetime.now(UTC)),
@@ -62,7 +62,7 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
         in_words = oldest["verified"]["in_words"]
         yield "verified", f"{table_name(source, oldest)}{others}: {in_words}"
     for each in checked:
-        if each["verified"]["state"] == "differs":
+        if each["verified"]["differs"]:
             yield (
                 "differs",
                 f"{table_name(source, each)}: {each['verified']['in_words']} (verify {source} --repair)",
@@ -78,7 +78,7 @@ def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             level, verified = table.get("service_level"), table.get("verified")
             if level and level["by_contract"] and level["broken"]:
                 yield f"level {of}.{name}", f"the service level of {name} is broken", f"status --source {of}"
-            if verified and verified["state"] == "differs":
+            if verified and verified["differs"]:
                 yield f"differs {of}.{name}", f"{name} differs from its source", f"verify {of} --repair"
 
 

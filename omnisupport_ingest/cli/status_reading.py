@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
@@ -33,8 +37,6 @@ def reading_document(settings: Settings, definition: SourceDefinition, home: Hom
 
     ``problem``: why that is unknown, with the fix; None if it is known.
     """
-    from omnisupport_ingest.contracts.sources import SourceKind
-
     document: Document = {
         "source": definition.name,
         "kind": definition.kind.value,
@@ -98,8 +100,6 @@ class ReadingLooks:
     The looks begin when the object is made."""
 
     def __init__(self, settings: Settings, home: Home, contracts: Contracts) -> None:
-        from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
-
         self._found: dict[str, Document] = {}
         self._looks: list[tuple[SourceDefinition, threading.Thread]] = []
         for each in sources_in_force(settings, contracts).all:
@@ -135,8 +135,6 @@ class ReadingLooks:
 
 
 def _state(home: Home, source: str) -> str:
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-    from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
     if PauseRequest(_landing(home, source)).read() is not None:
         return "PAUSED"
@@ -148,7 +146,6 @@ def _landing(home: Home, source: str) -> Path:
 
 
 def _of_tables(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.query.state import FILE, QueryState
 
     folder = _landing(home, definition.name)
@@ -171,7 +168,6 @@ def _table(name: str, progress: Progress | None) -> Document:
 
 
 def _of_topics(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.kafka.run import lags
 
     partitions = lags(definition, contracts_in_force(settings), home.path / "landing")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.status_health import health_line, source_facts
+from omnisupport_ingest.cli.status_health import health_line, logs_in, source_facts
 from omnisupport_ingest.cli.status_platform import platform_facts
 from omnisupport_ingest.cli.status_promised import promised_facts, table_name
 from omnisupport_ingest.cli.status_reading import reading_summary
@@ -27,7 +27,7 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
         ("disk", _disk_line(document["disk"])),
         *_retention_facts(document["retention"]),
     ]
-    for log in (document["source"], *document["other_logs"]):
+    for log in logs_in(document):
         lines.append(("source", _source_line(log)))
         if log["slot"]["there"] is not None:
             lines.append(("slot", _slot_line(log["slot"])))
@@ -35,6 +35,9 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
     lines += [("source", reading_summary(each)) for each in document["readings"]]
     for each in document["definition_changes"]:
         lines.append(("changed", f"{each['source']}: {each['what']}. To do: {each['fix']}"))
+    if (wrong := document["documents_refused"]) is not None:
+        since = f"In use are contracts, sources and decision table as they were at {wrong['since']}."
+        lines.append(("not used", f"{wrong['problem']} {since} To do: {wrong['fix']}"))
     for each in document["contracts_gone"]:
         lines.append(("changed", f"{each['what']}. To do: {each['fix']}"))
     for each in document["schema_changes"]:
@@ -169,7 +172,8 @@ def _show_tables(source: str, tables: list[dict[str, Any]]) -> None:
 def _table_row(source: str, table: dict[str, Any]) -> list[str]:
     name, pending = f"  {table_name(source, table)}", _pending(table)
     if not table["there"]:
-        return [name, "-", "-", "-", "not there yet", "-", pending]
+        state = "cannot be read" if table["problem"] else "not there yet"
+        return [name, "-", "-", "-", state, "-", pending]
     # Epoch and LSN only; the ordinal is of no use to a person.
     cursor = ":".join(table["cursor"].split(":")[:2]) if table["cursor"] else "-"
     mark = render.clock(table["watermark"])[5:19] if table["watermark"] else "-"

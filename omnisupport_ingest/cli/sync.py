@@ -7,6 +7,7 @@ landed goes through every layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,17 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.sync_query_kafka import sync_kafka, sync_query
 from omnisupport_ingest.cli.views import pass_progress, proof_document, show_proof
 from omnisupport_ingest.cli.waiting_events import say_waiting
+from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.server import slot_facts
 from omnisupport_ingest.verify.one_pass import FULL, IN_SAMPLE, NONE, Synced, one_pass, sync_log
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.manifest import Manifest
-    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
 
 _DROP = "omnisupport-ingest source drop"
@@ -116,8 +121,6 @@ def sync(name: str | None, as_json: bool, options: _Options) -> int:
     settings or contract; 4 source, Java or Spark does not answer; 5 the source is not set up; 6 the
     home, the slot or the capture is in use; 7 a gap in the source, or a service failed.
     """
-    from omnisupport_ingest.contracts.sources import SourceKind
-    from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
     open_home(settings)
@@ -136,8 +139,6 @@ def sync(name: str | None, as_json: bool, options: _Options) -> int:
 def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
     """Return the source called ``name``, or that of the settings. Raises ``SourceUnknown`` for a source of
     files."""
-    from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
-
     settings = workspace.settings
     definition = sources_in_force(settings, workspace.contracts).find(name or settings.source)
     if definition.kind is SourceKind.FILES:
@@ -151,8 +152,6 @@ def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
 
 def _check_options(kind: SourceKind, options: _Options) -> None:
     """Raise a usage error if ``options`` do not fit a source of this ``kind``, or if a reason is missing."""
-    from omnisupport_ingest.contracts.sources import SourceKind
-
     if kind is not SourceKind.LOG and options.verify is not None:
         raise click.UsageError("--verify is for a source that is captured.")
     if kind is not SourceKind.KAFKA and (options.accept_gap is not None or options.new_epoch is not None):
@@ -261,11 +260,6 @@ class SlotLeft:
 
 def slot_left(settings: Settings, home: Home) -> SlotLeft | None:
     """Return the slot of ``settings`` on the source; None if it does not exist."""
-    from contextlib import closing
-
-    from omnisupport_ingest.sources.postgres.session.connection import connect
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.session.server import slot_facts
 
     with closing(connect(source_dsn(settings, home))) as connection:
         slot = slot_facts(connection, settings.slot)

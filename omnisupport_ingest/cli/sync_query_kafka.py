@@ -15,6 +15,11 @@ from omnisupport_ingest.cli.render import clock, counted, echo_json, say_err
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
 from omnisupport_ingest.cli.waiting_events import say_waiting
+from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.read.lake_keys import dimension_keys
+from omnisupport_ingest.sources.kafka.offsets import Ways
+from omnisupport_ingest.sources.kafka.run import KafkaSource
+from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.verify.one_pass import one_pass
 
 if TYPE_CHECKING:
@@ -43,9 +48,6 @@ def sync_query(
     ``refresh``: why ``tables`` (empty: all) are read whole, in a new epoch; None: no table is read whole.
     ``compare``: also compare the keys with the lake.
     """
-    from omnisupport_ingest.contracts.model import table_named
-    from omnisupport_ingest.read.lake_keys import dimension_keys
-    from omnisupport_ingest.sources.query.run import QuerySource
 
     source = QuerySource.of(definition, workspace.contracts, workspace.home)
     anew = [table_named(each, source.tables) for each in tables] or list(source.tables)
@@ -108,7 +110,7 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
     for each in report.tables:
         if each.blocked:
             click.echo(
-                f"{each.table}: not read, as its schema has changed and its contract says block. See: "
+                f"{each.table}: not read, as its schema has changed and a person has to decide. See: "
                 "omnisupport-ingest contracts changes"
             )
             continue
@@ -131,8 +133,16 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
             )
     click.echo(
         f"Source {report.source} is read up to {clock(report.clock)}: "
-        f"{counted(len(report.batches), 'batch')}, {counted(len(runs), 'run')}."
+        f"{counted(len(report.batches), 'batch')}, {_runs_of(report.source, runs)}"
     )
+
+
+def _runs_of(source: str, runs: Sequence[FinishedRun]) -> str:
+    """Return how many of ``runs`` took in ``source``, and which other sources had batches that waited."""
+    own = [each for each in runs if each.source == source]
+    others = sorted({each.source for each in runs} - {source})
+    more = f" The pass took in what waited of {', '.join(others)}, too." if others else ""
+    return f"{counted(len(own), 'run')}.{more}"
 
 
 def _show_comparison(comparison: Comparison) -> None:
@@ -156,8 +166,6 @@ def sync_kafka(
     ``accept_gap``, ``new_epoch``: the reason to continue after a gap, or to begin an epoch; empty if not
     requested.
     """
-    from omnisupport_ingest.sources.kafka.offsets import Ways
-    from omnisupport_ingest.sources.kafka.run import KafkaSource
 
     source = KafkaSource.of(definition, workspace.contracts, workspace.home, workspace.settings)
 
@@ -222,5 +230,5 @@ def _show_kafka(report: KafkaReport, runs: Sequence[FinishedRun]) -> None:
     end = "to their ends" if report.finished else "up to the given end"
     click.echo(
         f"Source {report.source}: topics read {end}, {counted(report.records, 'record')} in "
-        f"{counted(len(report.batches), 'batch')}, {counted(len(runs), 'run')}."
+        f"{counted(len(report.batches), 'batch')}, {_runs_of(report.source, runs)}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from uuid import UUID
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.opening import SOURCE_OF_TABLE, leave_out_pandas, open_workspace, table_of
+from omnisupport_ingest.cli.opening import SOURCE_OF_TABLE, open_workspace, table_of
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -49,10 +51,10 @@ _NULL, _UNRESOLVED, _NOT_SHOWN = "NULL", "(unresolved)", "(not shown)"
 def tail(table: str, count: int, follow: bool, every: float, source: str | None, as_json: bool) -> None:
     """Print the rows of TABLE's dimension as they change: inserts, updates, deletes.
 
-    Reads the log of the dimension and the files that each version replaced, without Spark. A version that
-    several events of a row led to shows that row once. Values are those of the dimension, as the policies
-    for personal data left them: what was erased since is "(not shown)", and so is a column with a policy in
-    a version that another contract made. What `sweep` has deleted can not be shown any more; the events
+    Reads the Delta log of the dimension and the files that each version replaced, without Spark. Several
+    events of a row in one version are shown as one change. Values are those of the dimension, as the policies
+    for personal data left them: what was erased since is "(not shown)", and so is a column with a policy in a
+    version that another contract made. What `sweep` has deleted can not be shown any more; the events
     themselves are shown by `landing tail`. Times are UTC.
 
     \b
@@ -63,37 +65,36 @@ def tail(table: str, count: int, follow: bool, every: float, source: str | None,
 
     Exit code: 0 done or stopped, 1 a file of the lake is damaged, 2 usage or settings, 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
-
     workspace = open_workspace()
     contract = table_of(workspace, table, source)
     seen = newest_version(workspace, contract)
     if seen is None and not follow:
         click.echo(f"dim_{contract.name} is not there yet.", err=True)
         return
-    for change in last_changes(workspace, contract, count):
+    for change in last_changes(workspace, contract, count, seen) if seen is not None else ():
         _print(change, contract, as_json=as_json)
     if not follow:
         return
     with stop_on_signal() as stop:
         while not stop.wait(every):
             newest = newest_version(workspace, contract)
-            if seen is not None and newest is not None and newest < seen:
+            if newest is None:
+                continue
+            if seen is not None and (newest.table_id != seen.table_id or newest.number < seen.number):
                 render.say_err(f"dim_{contract.name} was made anew.")
                 seen = newest
-            for version in range((-1 if seen is None else seen) + 1, (-1 if newest is None else newest) + 1):
+            for version in range(0 if seen is None else seen.number + 1, newest.number + 1):
                 changes = changes_of(workspace, contract, version)
                 if changes is None:
                     render.say_err(f"Version {version} can no longer be shown: its files were swept.")
                 for change in changes or ():
                     _print(change, contract, as_json=as_json)
-                seen = version
+            seen = newest
 
 
 def _print(change: RowChange, contract: TableContract, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_document(change, contract), ensure_ascii=False, default=_plain))
+        click.echo(json.dumps(_finite(_document(change, contract)), ensure_ascii=False, default=_plain))
         return
     at = f"{change.at:%Y-%m-%d %H:%M:%S}"
     click.echo(f"{at} {change.kind:<6} {change.key} at {change.position}: {_shown_changes(change, contract)}")
@@ -147,8 +148,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
+def _finite(value: Any) -> Any:
+    """Return ``value`` with the numbers that JSON cannot hold as text."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return _plain(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _plain(value: Any) -> Any:
     """Return a value of a column as JSON has it: times, bytes, and numbers that JSON cannot hold, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        # As PostgreSQL writes them.
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, tables_named
+from omnisupport_ingest.cli.opening import open_workspace, tables_named
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, span
+from omnisupport_ingest.targets.sync import sync_target, target_lag
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Commands)
 def target() -> None:
-    """Tables in another PostgreSQL that follow the current state; contracts name them in x-cdc.target."""
+    """Keep tables of another PostgreSQL up to date (x-cdc.target of contracts), and show how far they are."""
 
 
 @target.command()
@@ -41,9 +42,10 @@ def sync(tables: tuple[str, ...], compare: bool, anew: bool, as_json: bool) -> N
     Exit code: 0 done; 1 no current state yet; 2 usage, settings, no target or connection; 3 no home;
     4 the target does not answer; 5 it must be changed, or has a later state.
     """
-    from omnisupport_ingest.targets.sync import sync_target
-
-    workspace, contracts = _chosen(tables)
+    workspace = open_workspace()
+    contracts = _with_target(workspace, tables)
+    if not contracts:
+        raise click.UsageError("No contract names a target (x-cdc.target): see docs/targets.md.")
     done = [sync_target(workspace, contract, compare=compare, anew=anew) for contract in contracts]
     if as_json:
         echo_json([asdict(each) for each in done])
@@ -69,13 +71,13 @@ def status(tables: tuple[str, ...], as_json: bool) -> int:
     Exit code: 0 every target has the rows of the lake; 1 one lacks some, or has a problem; 2 usage,
     settings or no target; 3 no home.
     """
-    leave_out_pandas()
-    from omnisupport_ingest.targets.sync import target_lag
-
-    workspace, contracts = _chosen(tables)
+    workspace = open_workspace()
+    contracts = _with_target(workspace, tables)
     lags = [target_lag(workspace, contract) for contract in contracts]
     if as_json:
         click.echo(json.dumps([asdict(each) for each in lags], indent=2, default=str))
+    elif not lags:
+        click.echo("No contract names a target.")
     else:
         for each in lags:
             click.echo(f"{each.table} → {each.target}: {_lag(each)}")
@@ -95,12 +97,8 @@ def _lag(lag: TargetLag) -> str:
     return f"{behind}; synced {clock(lag.synced_at)} up to {lag.position}."
 
 
-def _chosen(tables: tuple[str, ...]) -> tuple[Workspace, list[TableContract]]:
+def _with_target(workspace: Workspace, tables: tuple[str, ...]) -> list[TableContract]:
     """Return the contracts called ``tables``; without names, all that have a target."""
-    workspace = open_workspace()
-    chosen = tables_named(workspace, tables) or [
+    return tables_named(workspace, tables) or [
         each for each in workspace.contracts.all if each.target is not None
     ]
-    if not chosen:
-        raise click.UsageError("No contract names a target (x-cdc.target): see docs/targets.md.")
-    return workspace, chosen

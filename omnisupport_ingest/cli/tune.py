@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,21 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import counted, echo_json, heading, say_err, size, span, table
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
+from omnisupport_ingest.durable import replace
 from omnisupport_ingest.settings import ENV_FILE, PREFIX, env_with
+from omnisupport_ingest.tuning.curve import drawn, picture, require_plots
+from omnisupport_ingest.tuning.measuring import Load, measure, own, scratch
+from omnisupport_ingest.tuning.points import (
+    LITERATURE_ROWS,
+    LITERATURE_SECONDS,
+    Bounds,
+    recommend,
+    settings_to_try,
+)
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.tuning.measuring import Load, Measured
-    from omnisupport_ingest.tuning.points import Bounds, Percentiles, Point, Setting
+    from omnisupport_ingest.tuning.measuring import Measured
+    from omnisupport_ingest.tuning.points import Percentiles, Point, Setting
 
 _VARIABLE = f"{PREFIX}BATCH_MAX_SECONDS"
 _INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -156,10 +167,6 @@ def tune(out: Out, write: bool, as_json: bool, **options: Any) -> int:
     4 PostgreSQL or Java is missing, 5 the source is not set up, 6 the home is in use, 7 a service failed or
     nothing was committed.
     """
-    from omnisupport_ingest.durable import replace
-    from omnisupport_ingest.tuning.curve import drawn, picture, require_plots
-    from omnisupport_ingest.tuning.measuring import Load
-    from omnisupport_ingest.tuning.points import Bounds, recommend, settings_to_try
 
     path = out.file("tune.svg")
     if path.suffix not in (".svg", ".png"):
@@ -218,8 +225,6 @@ def _agree(load: Load, tried: Sequence[Setting]) -> None:
 
 def _platform(load: Load) -> AbstractContextManager[Measured]:
     """Return the platform to measure: the user's own, or a new one beside their home."""
-    from omnisupport_ingest.tuning.measuring import own, scratch
-
     settings = open_settings()
     if load.rate is None:
         return own(settings, existing_home(settings), load, say_err)
@@ -231,8 +236,6 @@ def _platform(load: Load) -> AbstractContextManager[Measured]:
 
 def _measure(load: Load, tried: Sequence[Setting]) -> list[Point]:
     """Return the points, measured one after the other, with progress on standard error."""
-    from omnisupport_ingest.tuning.measuring import measure
-
     whole = sum(load.seconds + each.seconds + 6 for each in tried) + (90 if load.to_dimension else 15)
     say_err(f"Measuring {counted(len(tried), 'point')}, about {span(whole)} …")
     points = []
@@ -257,8 +260,6 @@ def _value(point: Point) -> str:
 def _write(chosen: Point) -> None:
     """Write the recommended settings to ``.env`` of the working directory; warn if an environment variable
     wins."""
-    from omnisupport_ingest.durable import replace
-
     path = Path(ENV_FILE).resolve()
     try:
         before, mode = path.read_text(encoding="utf-8"), path.stat().st_mode & 0o777
@@ -313,8 +314,6 @@ def _show(points: Sequence[Point], bounds: Bounds, chosen: Point | None) -> None
 
 def _show_literature(points: Sequence[Point]) -> None:
     """Print where the range from the literature lies for this traffic."""
-    from omnisupport_ingest.tuning.points import LITERATURE_ROWS, LITERATURE_SECONDS
-
     rate = points[0].rate
     least, most = (rows / rate for rows in LITERATURE_ROWS)
     low, high = LITERATURE_SECONDS
@@ -341,8 +340,6 @@ def _remark(point: Point, bounds: Bounds, chosen: Point | None) -> str:
 
 
 def _document(points: Sequence[Point], bounds: Bounds, chosen: Point | None, curve: Path) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "points": [
             asdict(each)

@@ -20,12 +20,16 @@ from omnisupport_ingest.cli.metrics import require_library
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.probes import READY
 from omnisupport_ingest.cli.render import say_err
+from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate, stop_on_signal
+from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
+from omnisupport_ingest.contracts.sources import log_settings, log_sources, sources_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster, stop_dagster
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, HomeLock, holder
 from omnisupport_ingest.runtime.ports import LOOPBACK, require_port
+from omnisupport_ingest.runtime.recorded_runs import recorded
 from omnisupport_ingest.runtime.running import Beat
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
@@ -52,8 +56,8 @@ def up(rate: float | None) -> None:
     checked first, and each problem is printed with the SQL that repairs it. If it does not answer, capture
     tries again until it does.
 
-    Every other log of the home (`sources list`) has a capture of its own. A problem with one of them holds up
-    no other. A log that is defined while this runs is captured, too.
+    Every other captured source (`sources list`) has a capture of its own. A problem with one of them holds up
+    no other. One that is defined while this runs is captured, too.
 
     Files of Debezium events are taken from the folder inbox of the home as soon as it exists; see `land`.
 
@@ -115,8 +119,6 @@ def up(rate: float | None) -> None:
 
 
 def _say_what_was_cancelled(settings: Settings, home: Home, since: datetime) -> None:
-    from omnisupport_ingest.runtime.recorded_runs import recorded
-
     seen = recorded(home.dagster, settings.dagster_pg_url, most=100)
     jobs = [
         each.job
@@ -145,7 +147,6 @@ class Captures:
         Raises ``IngestError`` for a problem of the home's own source. That source may have no contracts only
         if the home has other sources.
         """
-        from omnisupport_ingest.contracts.in_force import contracts_in_force
         from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
 
         self._settings, self._home = settings, home
@@ -169,8 +170,7 @@ class Captures:
     def shown(self, name: str) -> str:
         """Return the connection string of the log ``name`` without a password; its name if there is none
         yet."""
-        from omnisupport_ingest.cli.source_connect import shown_dsn
-        from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+        from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 
         (log,) = (each for each in self._logs if each.name == name)
         try:
@@ -208,8 +208,6 @@ class Captures:
             supervisor.start(services.capture(self._settings, each.name))
 
     def _of(self, log: SourceDefinition) -> Settings:
-        from omnisupport_ingest.contracts.sources import log_settings
-
         return log_settings(self._settings, log)
 
     def _warn(self, log: SourceDefinition) -> None:
@@ -220,8 +218,6 @@ class Captures:
 
     def _files(self) -> _Files:
         """Return the files of definitions and contracts, each with its modification time in nanoseconds."""
-        from omnisupport_ingest.contracts.in_force import in_force
-        from omnisupport_ingest.contracts.sources import sources_folder
 
         folders = sources_folder(self._settings), in_force(self._settings).contracts
         changed = [(str(path), _changed(path)) for folder in folders for path in folder.glob("*.json")]
@@ -229,8 +225,6 @@ class Captures:
 
 
 def _logs(settings: Settings) -> tuple[SourceDefinition, ...]:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.contracts.sources import log_sources
 
     return log_sources(settings, contracts_in_force(settings))
 
@@ -256,7 +250,7 @@ def postgres(service: bool) -> None:
 
     Refused while another command runs the server. Ctrl-C ends the server if this command has started it.
     """
-    from omnisupport_ingest.sources.postgres.session.dsn import embedded_server
+    from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server
 
     settings = open_settings()
     home = open_home(settings)
@@ -322,7 +316,7 @@ def workload(rate: float, seed: int) -> None:
     """
     from omnisupport_ingest.demo.domains import embedded_domain
     from omnisupport_ingest.demo.workload import Workload
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 
     settings = open_settings()
     if settings.source_dsn is not None:

@@ -13,6 +13,11 @@ from omnisupport_ingest.cli.opening import log_of, open_settings, open_workspace
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.verify_checksums import verify_by_checksums
 from omnisupport_ingest.cli.views import proof_document, show_proof
+from omnisupport_ingest.runtime.spark import session
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.verify.proof import prove, require_progress
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -29,7 +34,11 @@ if TYPE_CHECKING:
 )
 @click.option("--full", is_flag=True, help="Compare every row and column. This is the default.")
 @click.option("--checksums", is_flag=True, help="Compare by checksums of key ranges (see above).")
-@click.option("--repair", is_flag=True, help="Compare so, and have the source read again for what differs.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Compare by checksums, and read the differing keys from the source again.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print counts as one JSON document, without any key.")
 def verify(
     name: str | None,
@@ -42,7 +51,7 @@ def verify(
 ) -> int:
     """Compare the source with the dimensions at one LSN.
 
-    NAME is a log of the home (`sources list`); by default it is the log that the settings name.
+    NAME is a captured source (`sources list`); by default the one that the settings name.
 
     The command takes an exact snapshot of the source and waits until the lake has reached it. So capture and
     pipeline must be running (`up`); `sync --verify` needs neither. The server keeps WAL for the snapshot only
@@ -74,10 +83,6 @@ def verify(
     Exit code: 0 nothing differs, 1 something differs or cannot be compared now, 2 usage or
     settings, 3 no home, 4 the source does not answer, 5 the source is not set up.
     """
-    from omnisupport_ingest.runtime.spark import session
-    from omnisupport_ingest.sources.postgres.session.connection import connect
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.verify.proof import prove, require_progress
 
     if full and sample is not None:
         raise click.UsageError("--full and --sample exclude each other.")
@@ -102,11 +107,11 @@ def verify(
 
 
 def _require_tables(workspace: Workspace, tables: Sequence[str]) -> None:
-    """Raise a usage error if one of ``tables`` is not the name of a contract of the source."""
-    known = [contract.name for contract in workspace.contracts.of_source(workspace.settings.source)]
+    """Raise an error if no contract names the source, or one of ``tables`` is none of its contracts."""
+    source = workspace.settings.source
+    known = [contract.name for contract in contracted_tables(workspace.contracts, source)]
     for name in tables:
         if name not in known:
             raise click.UsageError(
-                f"{name!r} is no table of the source {workspace.settings.source}. Its tables: "
-                f"{', '.join(known) or 'none, as no contract names it'}."
+                f"{name!r} is no table of the source {source}. Its tables: {', '.join(known)}."
             )

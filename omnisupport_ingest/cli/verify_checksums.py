@@ -11,6 +11,10 @@ import click
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.long_look import speaking
+from omnisupport_ingest.contracts.row_checksum import checked_columns
+from omnisupport_ingest.equality.checking import CheckOptions, check_source
+from omnisupport_ingest.equality.repairing import request_repair
+from omnisupport_ingest.read.verified import DIFFERS, EQUAL
 
 if TYPE_CHECKING:
     from omnisupport_ingest.equality.checking import Checked
@@ -25,8 +29,6 @@ def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: 
 
     Returns the exit code.
     """
-    from omnisupport_ingest.equality.checking import CheckOptions, check_source
-    from omnisupport_ingest.read.verified import DIFFERS, EQUAL
 
     with speaking():
         checked = check_source(workspace, CheckOptions(tables))
@@ -45,8 +47,6 @@ def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: 
 
 def _repaired(workspace: Workspace, checked: Checked) -> list[str]:
     """Request another reading of what differs; return the requests in words."""
-    from omnisupport_ingest.equality.repairing import request_repair
-
     assert checked.differing is not None, "a table that differs has been compared"
     reason = f"verify --repair: {checked.note.why}"
     return [str(each) for each in request_repair(workspace, checked.contract, checked.differing, reason)]
@@ -57,6 +57,7 @@ def _document(checked: Checked, requested: dict[str, list[str]]) -> dict[str, An
     note = checked.note
     return {
         "state": note.state,
+        "differs": note.differs,
         "why": note.why,
         "rows_compared": note.rows,
         "keys_changed_since_left_out": note.left_out,
@@ -81,8 +82,6 @@ def _show(checked: Checked, requested: dict[str, list[str]]) -> None:
 
 
 def _details(checked: Checked) -> Iterator[str]:
-    from omnisupport_ingest.read.verified import DIFFERS
-
     note, differing = checked.note, checked.differing
     if note.rows:
         yield f"{render.counted(note.rows, 'row')} compared in {note.seconds:.1f} s"
@@ -90,6 +89,8 @@ def _details(checked: Checked) -> Iterator[str]:
         yield f"{render.counted(note.left_out, 'key')} left out, as they changed meanwhile"
     if columns := _columns_left_out(checked):
         yield f"not compared, as the lake writes them otherwise: {', '.join(columns)}"
+    if note.differs and note.state != DIFFERS:
+        yield "it was found to differ, and no comparison has found those rows equal since"
     if note.state == DIFFERS and differing is not None:
         keys = [", ".join(key) for key in differing.keys[:_KEYS_SHOWN]]
         more = " …" if len(differing.keys) > _KEYS_SHOWN else ""
@@ -99,7 +100,5 @@ def _details(checked: Checked) -> Iterator[str]:
 
 
 def _columns_left_out(checked: Checked) -> list[str]:
-    from omnisupport_ingest.contracts.row_checksum import checked_columns
-
     compared = {each.name for each in checked_columns(checked.contract)}
     return [each.name for each in checked.contract.columns if each.name not in compared]

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cli import render
+from omnisupport_ingest.landing.snapshot_plans import SCHEMA_ONLY
+from omnisupport_ingest.runtime.dagster_services import DAEMON
+from omnisupport_ingest.runtime.home_lock import in_use
+from omnisupport_ingest.runtime.running import running_services
+from omnisupport_ingest.verify.one_pass import Progress
 
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
     from omnisupport_ingest.layers.reviews import Review
     from omnisupport_ingest.review.quarantined import Quarantined
-    from omnisupport_ingest.verify.one_pass import Progress
     from omnisupport_ingest.verify.proof import Proof
 
 # --- batches that land, and the progress of a pass ---------------------------------------------------------
@@ -35,8 +40,6 @@ def landed_line(batch: Manifest) -> str | None:
 
 
 def _landed_chunk(chunk: ChunkSpan, rows: int) -> str | None:
-    from omnisupport_ingest.landing.snapshot_plans import SCHEMA_ONLY
-
     if chunk.snapshot_id == SCHEMA_ONLY:
         return f"Landed the schema of {chunk.table}"
     # The key range is not shown: lines go to logs, and keys may be personal data.
@@ -50,7 +53,6 @@ def _landed_chunk(chunk: ChunkSpan, rows: int) -> str | None:
 
 def pass_progress() -> Progress:
     """Return a progress that prints on standard error, so that standard output has only the result."""
-    from omnisupport_ingest.verify.one_pass import Progress
 
     def landed(batch: Manifest) -> None:
         if line := landed_line(batch):
@@ -158,9 +160,6 @@ def _verdict(proof: Proof) -> str:
 
 def platform_runs(home: Home) -> bool:
     """Whether a platform runs on ``home``, which replays stale windows by itself."""
-    from omnisupport_ingest.runtime.dagster_services import DAEMON
-    from omnisupport_ingest.runtime.home_lock import in_use
-    from omnisupport_ingest.runtime.running import running_services
 
     # If nobody holds the lock of the home, its pid files are left over from a killed platform.
     return in_use(home) and DAEMON in running_services(home.run)
@@ -329,8 +328,6 @@ def _length(name: str, text: str | None) -> int | dict[str, int | None] | None:
     if text is None:
         return None
     if name in ("before", "after"):
-        from omnisupport_ingest.cdc.images import read_image
-
         image = read_image(text)
         if image is not None:
             return {column: None if value is None else len(value) for column, value in image.items()}

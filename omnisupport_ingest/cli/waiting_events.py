@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.cli.render import counted, say_err
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
 def say_waiting(workspace: Workspace, source: str) -> None:
     """Print on standard error how many events of ``source`` wait in quarantine, if any; counted as in
     ``status``."""
-    from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
     try:
         discarded = discarded_of(workspace, source)

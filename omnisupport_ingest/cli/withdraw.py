@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, open_settings, source_dsn_or_error
 from omnisupport_ingest.cli.render import counted, size, some
+from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
+from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_in_force
+from omnisupport_ingest.contracts.withdrawn import is_numbered
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.read.verified import forget_verified
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.lease import take_lease
+from omnisupport_ingest.wording import agreeing
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -39,7 +47,8 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     more. Its events stay in landing, raw and deduped, which hold every table of the source.
 
     An interrupted call is finished by the same call: NAME means the same table, withdrawn or not. Refused
-    where it may be one of two, and while the platform or a capture of the source runs.
+    where it may be one of two, for the last table of a captured log (`sources retire`), and while the
+    platform or a capture of the source runs.
 
     \b
     Example:
@@ -70,6 +79,7 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
         if log is not None and stays is None:
             _leave_publication(log, contract)
         if drop_data:
+            forget_verified(home, contract)
             click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
 
 
@@ -80,8 +90,8 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
 def retire(name: str, drop_data: bool, yes: bool) -> None:
     """Retire the source NAME: its contracts, its definition, its slot and publication. Prints the plan first.
 
-    Contracts and definition are moved to the folder `withdrawn` beside the contracts. Of a log that is
-    captured, slot and publication are dropped as `source drop` does; what cannot be dropped is named with its
+    Contracts and definition are moved to the folder `withdrawn` beside the contracts. Of a captured
+    source, slot and publication are dropped as `source drop` does; what cannot be dropped is named with its
     SQL, also where the server does not answer or its connection is not set: the rest is done all the same.
     Landing and lake of the source stay unless --drop-data.
 
@@ -119,8 +129,6 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
 
 def _say(plan: Withdrawal, *, drop_data: bool) -> None:
     """Print what happens to the files of contracts, to assets, windows and data."""
-    from omnisupport_ingest.contracts.withdrawn import is_numbered
-
     names = [each.name for each in plan.contracts]
     if names:
         shown = some([f"{plan.source}/dim_{name}" for name in names])
@@ -137,13 +145,13 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
     for each in plan.data:
         in_use = f", {size(each.bytes)} in use" if each.bytes else ""
         click.echo(f"{each.folder}{in_use}: {'DELETED' if drop_data else 'stays'}.")
+    for what, copies in plan.stays.items():
+        click.echo(f"{what}: {some(copies)} {agreeing(len(copies), 'stays', 'stay')}.")
 
 
 def _alone(home: Home, sources: list[str], command: str) -> ExitStack:
     """Return the locks that give this command the home alone: no platform and no capture of ``sources``
     runs."""
-    from omnisupport_ingest.runtime.home_lock import HomeLock
-    from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
     with ExitStack() as taken:
         taken.enter_context(HomeLock(home, command))
@@ -162,9 +170,6 @@ class _Log(NamedTuple):
 
 def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
     """Return the log of ``source``; None if it is not captured."""
-    from omnisupport_ingest.cli.opening import source_dsn_or_error
-    from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
-    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_in_force
 
     definition = next((each for each in sources_in_force(settings).all if each.name == source), None)
     if definition is None or definition.kind is not SourceKind.LOG:
@@ -181,9 +186,7 @@ def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
 def _say_what_leaves(log: _Log, home: Home) -> str | None:
     """Print what happens to slot and publication; return the connection string, None if the source does not
     answer."""
-    from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
     from omnisupport_ingest.sources.postgres.capture.drop import plan_drop, plan_unasked
-    from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
 
     dsn: str | None = None
     try:

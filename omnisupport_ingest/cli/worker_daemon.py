@@ -20,10 +20,10 @@ from omnisupport_ingest.runtime.fork_server import threads_in_the_way
 
 _TASKS = (
     "pyspark.worker",
-    "omnisupport_ingest.layers.event_tasks",
-    "omnisupport_ingest.layers.event_copies",
-    "omnisupport_ingest.layers.fold_tasks",
-    "omnisupport_ingest.layers.updating_files",
+    "omnisupport_ingest.layers.events.event_tasks",
+    "omnisupport_ingest.layers.events.event_copies",
+    "omnisupport_ingest.layers.dimension.fold_tasks",
+    "omnisupport_ingest.layers.dimension.update_tasks",
     "omnisupport_ingest.lake.standing_task",
     "omnisupport_ingest.cdc.updating",
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
+from omnisupport_ingest.contracts.pg_types import spelling
 
 ENCRYPTED = "encrypted"
 
@@ -45,6 +46,7 @@ def read_at_rest(
     subject = Subject(
         stated.get("subject", name), _column(path, policy, columns, stated.get("subject_column"))
     )
+    _require_one_spelling(path, columns, subject)
     readable = _readable(policy, subject)
     if all(column.name in readable for column in columns if column.personal):
         raise refused(
@@ -63,6 +65,20 @@ def read_at_rest(
                 "NOT NULL.",
             )
     return subject
+
+
+def _require_one_spelling(path: Path, columns: tuple[Column, ...], subject: Subject) -> None:
+    """Raise ``ContractError`` if one subject may be spelled in two ways: each would have a key."""
+    of = next(column for column in columns if column.name == subject.column)
+    if spelling(of.pg_type) is None:
+        raise refused(
+            path,
+            "x-cdc.at_rest",
+            f"finds whose a row is in {of.name}, and {of.pg_type} may write one value in two ways: a subject "
+            "would have two keys, and an erasure would destroy only one",
+            "Name a column of an integer type, text, varchar or uuid in subject_column; give the table "
+            "one if it has none.",
+        )
 
 
 def readable_columns(contract: TableContract) -> frozenset[str]:

@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
 from omnisupport_ingest.contracts.quality import WITHHOLDING
-from omnisupport_ingest.contracts.row_rules import Breaks, rules_of
+from omnisupport_ingest.contracts.row_rules import VALUE_RULES, Breaks, rules_of
 
 Surely = Callable[[pa.StringArray], pa.BooleanArray]
 """Returns which texts certainly keep a rule; null for a null text."""
@@ -53,18 +53,9 @@ _FEW_DIGITS = r"-?[0-9]{1,11}(?:\.[0-9]{1,4})?"
 
 _MARGIN = 1e-6
 
-_UNSET: Mapping[str, Any] = {
-    "enum": (),
-    "minimum": None,
-    "maximum": None,
-    "max_length": None,
-    "pattern": None,
-}
-"""Rules whose policy may let rows pass, by the field of ``Column``; the value means that there is no rule."""
-
 
 @dataclass(frozen=True)
-class Kept:
+class JudgedRows:
     """The result for rows. ``kept``: rows that break no withholding rule. ``warned``: by rule that lets rows
     pass, the rows that break it; rules that no row breaks are left out.
     """
@@ -87,7 +78,7 @@ class ColumnRules:
         named = frozenset(self._expressions.columns)
         return tuple(name for name, rules in self._columns.items() if rules.any or name in named)
 
-    def judged(self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]) -> Kept:
+    def judged(self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]) -> JudgedRows:
         """Judge rows.
 
         ``texts``, ``sent``: by column, for all of ``columns`` and at least one: the texts (null for NULL and
@@ -105,7 +96,7 @@ class ColumnRules:
                 kept = pc.and_not(kept, broken)
             elif broken.true_count:
                 warned[name] = broken
-        return Kept(kept, warned)
+        return JudgedRows(kept, warned)
 
     def kept(
         self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]
@@ -118,8 +109,10 @@ def gated(column: model.Column) -> model.Column:
     """Return ``column`` with its withholding rules only: a dimension may have rows that break the others."""
     if not column.policies.given:
         return column
-    lets_pass = [name for name in _UNSET if not column.policies.withholds(name)]
-    return replace(column, **{name: _UNSET[name] for name in lets_pass})
+    unset: dict[str, Any] = {
+        rule.name: rule.unset for rule in VALUE_RULES if not column.policies.withholds(rule.name)
+    }
+    return replace(column, **unset)
 
 
 def surely_kept(rows: pa.Table, contract: model.TableContract) -> bool:

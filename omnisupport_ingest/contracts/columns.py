@@ -19,7 +19,7 @@ from omnisupport_ingest.contracts.pg_types import (
     nearest_type,
 )
 from omnisupport_ingest.contracts.quality import Policies
-from omnisupport_ingest.contracts.row_rules import rules_of
+from omnisupport_ingest.contracts.row_rules import VALUE_RULES, rules_of
 
 RESERVED_PREFIX = "_cdc_"
 """Prefix of the lake's own columns; a source column may not have it."""
@@ -27,25 +27,7 @@ RESERVED_PREFIX = "_cdc_"
 PARTITION_COLUMN = "window"
 """The lake's own column without that prefix."""
 
-_RULES = {
-    "enum": frozenset({Kind.TEXT}),
-    "pattern": frozenset({Kind.TEXT}),
-    "maxLength": frozenset({Kind.TEXT}),
-    "minimum": NUMBERS,
-    "maximum": NUMBERS,
-}
-"""JSON Schema keyword → the kinds of column it is enforced on."""
-
-
-_RULE_OF = {
-    "type": "type",
-    "required": "not_null",
-    "enum": "enum",
-    "minimum": "minimum",
-    "maximum": "maximum",
-    "maxLength": "max_length",
-    "pattern": "pattern",
-}
+_RULE_OF = {"type": "type", "required": "not_null"} | {rule.keyword: rule.name for rule in VALUE_RULES}
 """Keyword that makes a rule → the rule's name behind the column's (``row_rules``)."""
 
 
@@ -211,11 +193,11 @@ def _json_types(kind: Kind) -> set[str]:
 
 
 def _check_rules(path: Path, at: str, body: dict[str, Any], kind: Kind) -> None:
-    for rule, kinds in _RULES.items():
-        if rule in body and kind not in kinds:
+    for rule in VALUE_RULES:
+        if rule.keyword in body and kind not in rule.kinds:
             raise refused(
                 path,
-                f"{at}.{rule}",
+                f"{at}.{rule.keyword}",
                 f"is not enforced on the type {body['x-pg-type']!r}",
                 "Take the rule out.",
             )

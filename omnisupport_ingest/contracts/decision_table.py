@@ -21,7 +21,8 @@ LATE, TOO_LATE = "late_arrival", "too_late_arrival"
 DUPLICATE_WRITE, DUPLICATE_POSITION = "duplicate_event", "duplicate_position"
 COLLISION, OUT_OF_ORDER, OLDER_EPOCH = "collision", "out_of_order_event", "older_epoch"
 MALFORMED, ROW_RULE, OUT_OF_RANGE_TIME = "malformed_image", "row_rule", "out_of_range"
-BATCH_REJECTED = "batch_rejected"
+BATCH_REJECTED, SCHEMA_MISMATCH = "batch_rejected", "schema_mismatch"
+DISCARDED_EVENT = "discarded_event"
 CRASH_AFTER_EMIT, STREAM_GAP = "crash_after_emit", "stream_gap"
 CONTRACT_CHANGE, REVIEW_DECISION, MANUAL_BACKFILL = "contract_change", "review_decision", "manual_backfill"
 
@@ -44,7 +45,7 @@ class DecisionTableRefused(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DetectedScenario:
     """A scenario that was found, and the name of the detector that found it."""
 
     scenario: str
@@ -61,12 +62,12 @@ class Detector:
 
     name: str
 
-    def found(self, scenario: str) -> Finding:
+    def found(self, scenario: str) -> DetectedScenario:
         """Return the finding of ``scenario`` by this detector. Raises ``ValueError`` if another detector
         finds it."""
         if SCENARIOS[scenario].detector != self.name:
             raise ValueError(f"{scenario} is found by {SCENARIOS[scenario].detector}, not by {self.name}")
-        return Finding(scenario, self.name)
+        return DetectedScenario(scenario, self.name)
 
 
 WATERMARK_GAP, MAX_LATENESS = Detector("watermark_gap"), Detector("max_lateness")
@@ -99,9 +100,11 @@ SCENARIOS: Mapping[str, Scenario] = {
     OUT_OF_ORDER: Scenario(SEQUENCE_OR_TS, (QUARANTINE, ACCEPT, STOP)),
     OLDER_EPOCH: Scenario(EPOCH, (QUARANTINE, ACCEPT, STOP)),
     MALFORMED: Scenario(ENVELOPE, (QUARANTINE, STOP)),
+    SCHEMA_MISMATCH: Scenario(CONTRACT, (QUARANTINE, STOP)),
     ROW_RULE: Scenario(CONTRACT, (QUARANTINE, STOP)),
     BATCH_REJECTED: Scenario(CONTRACT, (QUARANTINE, STOP)),
     OUT_OF_RANGE_TIME: Scenario(WINDOW, (QUARANTINE, STOP)),
+    DISCARDED_EVENT: Scenario(REVIEW_LEDGER, (QUARANTINE,)),
     CRASH_AFTER_EMIT: Scenario(RECOVERY_LSN, (REPLAY_AND_DEDUPE, STOP)),
     STREAM_GAP: Scenario(CHAIN_LSN, (HOLD_BACK, STOP)),
     CONTRACT_CHANGE: Scenario(CONTRACT_VERSION, (REPLAY_WINDOW, WAIT)),
@@ -115,11 +118,13 @@ JUDGED = (
     COLLISION,
     OLDER_EPOCH,
     MALFORMED,
+    SCHEMA_MISMATCH,
     ROW_RULE,
     BATCH_REJECTED,
     OUT_OF_ORDER,
     TOO_LATE,
     LATE,
+    DISCARDED_EVENT,
     DUPLICATE_POSITION,
 )
 """Scenarios of single events, by precedence: an event has one verdict."""

@@ -33,10 +33,10 @@ def parse_duration(text: str) -> timedelta:
 
 
 def duration_text(length: timedelta | None) -> str:
-    """Return ``length`` as contracts write it, in days and seconds (``P30D``, ``PT3600S``); None: ``for
-    ever``.
+    """Return ``length`` as contracts write it, in days and seconds (``P30D``, ``PT3600S``); None: ``no
+    limit``.
     """
     if length is None:
-        return "for ever"
+        return "no limit"
     days, seconds = length.days, length.seconds
     return (f"P{days}D" if days or not seconds else "P") + (f"T{seconds}S" if seconds else "")

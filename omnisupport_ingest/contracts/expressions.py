@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,25 @@ class ExpressionProblem(ValueError):
         self.fix = fix
 
 
+class _NotSql(ExpressionProblem):
+    """An expression that DuckDB cannot parse."""
+
+    def __init__(self, why: str, fix: str = "Correct it; DuckDB's SQL is meant.") -> None:
+        first = why.strip().splitlines()[0] if why.strip() else "it cannot be parsed"
+        super().__init__(f"is no expression of SQL: {first}", fix)
+        self._why = why
+
+    def naming(self, columns: Iterable[str], expression: str) -> _NotSql:
+        """Return the problem with the words of ``expression`` that are ``columns`` and also keywords of
+        DuckDB."""
+        unquoted = set(re.split(r"\W+", re.sub(r"\"[^\"]*\"|'[^']*'", " ", expression.lower())))
+        names = [name for name in columns if name.lower() in unquoted & _keywords()]
+        if not names:
+            return self
+        quoted = ", ".join(map(_quoted, names))
+        return _NotSql(self._why, f"Write {quoted} in double quotes: DuckDB has that word as a keyword.")
+
+
 def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
     """Return the columns among ``columns`` that ``expression`` names, in their order.
 
@@ -74,7 +94,11 @@ def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
     """
     if len(expression) > LONGEST:
         raise ExpressionProblem(f"has {len(expression)} characters", f"Write at most {LONGEST}.")
-    named = _names_in(_tree(expression))
+    try:
+        tree = _tree(expression)
+    except _NotSql as problem:
+        raise problem.naming([each.name for each in columns], expression) from None
+    named = _names_in(tree)
     known = {column.name.lower(): column.name for column in columns}
     found = set()
     for name in named:
@@ -248,16 +272,20 @@ def _parsed(query: str) -> dict[str, Any]:
     try:
         ((text,),) = _connection().execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     except duckdb.Error as problem:
-        raise _not_sql(str(problem)) from None
+        raise _NotSql(str(problem)) from None
     found = json.loads(text)
     if found["error"] or len(found["statements"]) != 1:
-        raise _not_sql(found.get("error_message") or "it has several statements")
+        raise _NotSql(found.get("error_message") or "it has several statements")
     return dict(found["statements"][0]["node"])
 
 
-def _not_sql(why: str) -> ExpressionProblem:
-    first = why.strip().splitlines()[0] if why.strip() else "it cannot be parsed"
-    return ExpressionProblem(f"is no expression of SQL: {first}", "Correct it; DuckDB's SQL is meant.")
+@cache
+def _keywords() -> frozenset[str]:
+    """Return the words that are no column in DuckDB's SQL unless they are quoted."""
+    kinds = "keyword_category IN ('reserved', 'type_function')"
+    # No failpoint: it only reads a list that is part of DuckDB.
+    query = f"SELECT keyword_name FROM duckdb_keywords() WHERE {kinds}"
+    return frozenset(word for (word,) in _connection().execute(query).fetchall())
 
 
 def _without(tree: Any) -> Any:

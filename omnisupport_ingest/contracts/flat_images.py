@@ -75,12 +75,14 @@ class FlatImages:
 
     ``proven``: whether the image is a flat object of texts and nulls, so that ``texts`` and ``sent`` equal
     the result of the exact reader; for other images they mean nothing. ``texts``: by column, null for NULL
-    and for values that were not sent. ``sent``: by column, whether the image has it.
+    and for values that were not sent. ``sent``: by column, whether the image has it. ``others``: whether it
+    has a column that was not read.
     """
 
     proven: pa.BooleanArray
     texts: dict[str, pa.StringArray]
     sent: dict[str, pa.BooleanArray]
+    others: pa.BooleanArray
 
 
 def are_flat(images: pa.StringArray) -> pa.BooleanArray:
@@ -88,33 +90,38 @@ def are_flat(images: pa.StringArray) -> pa.BooleanArray:
     return pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
 
 
-def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
-    """Read ``columns``, one or more, of ``images``. A null image is not proven."""
-    known, sent, unusual, others = _by_usual_names(images, columns)
+def read_flat(images: pa.StringArray, columns: Sequence[str], *, seen: Sequence[str] = ()) -> FlatImages:
+    """Read ``columns``, one or more, of ``images``. A null image is not proven.
+
+    ``seen``: further columns of which only is read whether they were sent.
+    """
+    looked_for = (*columns, *seen)
+    known, sent, more, unusual, rest = _by_usual_names(images, looked_for)
     proven = pa.array(known)
     if len(unusual):
-        flat = are_flat(others)
-        in_others, distinct = _sent(pc.if_else(flat, others, "{}"), columns)
-        for name in columns:
-            sent[name][unusual] = in_others[name].to_numpy(zero_copy_only=False)
+        flat = are_flat(rest)
+        in_rest, distinct, doubtful = _sent(pc.if_else(flat, rest, "{}"), looked_for)
+        for name in looked_for:
+            sent[name][unusual] = in_rest[name].to_numpy(zero_copy_only=False)
+        more[unusual] = doubtful.to_numpy(zero_copy_only=False)
         known[unusual] = pc.and_(flat, distinct).to_numpy(zero_copy_only=False)
         proven = pa.array(known)
     read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
     found = query_images(_reading(tuple(columns)), read)
     texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
-    return FlatImages(proven, texts, {name: pa.array(each) for name, each in sent.items()})
+    return FlatImages(proven, texts, {name: pa.array(each) for name, each in sent.items()}, pa.array(more))
 
 
 def _by_usual_names(
     images: pa.StringArray, columns: Sequence[str]
-) -> tuple[Mask, dict[str, Mask], npt.NDArray[np.int64], pa.StringArray]:
+) -> tuple[Mask, dict[str, Mask], Mask, npt.NDArray[np.int64], pa.StringArray]:
     """Prove images that have the same names in the same order by one regular expression for all of them.
 
     Most images of a table have all its columns, and nearly always the same few are not sent. So some lists of
     names are tried, each on the images that the earlier ones left. Returns which images are proven, by column
-    which of these have it, and the numbers and images of the others.
+    which of these have it, which have another column, and the numbers and images of the others.
     """
-    proven = np.zeros(len(images), np.bool_)
+    proven, more = np.zeros(len(images), np.bool_), np.zeros(len(images), np.bool_)
     sent = {name: np.zeros(len(images), np.bool_) for name in columns}
     left, others = np.arange(len(images)), images
     for _ in range(_TRIES):
@@ -127,12 +134,13 @@ def _by_usual_names(
         proven[here] = True
         for name in set(columns).intersection(names):
             sent[name][here] = True
+        more[here] = not set(columns).issuperset(names)
         few = len(here) < len(left) // _FEW_ALIKE
         left = left[~chosen]
         others = others.filter(pc.invert(alike))
         if few:
             break
-    return proven, sent, left, others
+    return proven, sent, more, left, others
 
 
 def _names_of_most(images: pa.StringArray) -> tuple[str, ...]:
@@ -157,8 +165,9 @@ def _object_of(names: tuple[str, ...]) -> str:
 
 def _sent(
     images: pa.StringArray, columns: Sequence[str]
-) -> tuple[dict[str, pa.BooleanArray], pa.BooleanArray]:
-    """Return which of ``columns`` each image has, and whether its names are distinct."""
+) -> tuple[dict[str, pa.BooleanArray], pa.BooleanArray, pa.BooleanArray]:
+    """Return which of ``columns`` each image has, whether its names are distinct, and whether it has a
+    further member."""
     found = query_images(_reading_sent(tuple(columns)), images)
     sent = {name: found.column(f"sent_{place}") for place, name in enumerate(columns)}
     known = np.zeros(len(images), np.uint64)
@@ -170,7 +179,7 @@ def _sent(
     if doubtful.true_count:
         names = query_images(_READ_NAMES, images.filter(doubtful))
         distinct = pc.replace_with_mask(distinct, doubtful, names.column("distinct_names"))
-    return sent, distinct
+    return sent, distinct, doubtful
 
 
 def read_keys(

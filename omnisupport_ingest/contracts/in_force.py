@@ -11,6 +11,7 @@ Files that come with the program are recorded as ``packaged``, as their path dif
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as with_other
@@ -24,9 +25,10 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.erased_subjects import FILE, names_once_erased
 from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
-from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
 from omnisupport_ingest.contracts.names import lake_name
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
@@ -36,6 +38,7 @@ from omnisupport_ingest.home import Home, HomeMismatch
 from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.storage import has_landed
 from omnisupport_ingest.windows import WindowSize, WindowSizeRefused
 
 PACKAGED = "packaged"
@@ -44,6 +47,10 @@ differs.
 """
 
 RECORD = "in_force.json"
+
+KEPT = "documents"
+KEPT_CONTRACTS, KEPT_DECISIONS = "contracts", "decision_table.csv"
+"""Folder of the home with copies of documents, and what lies in each copy; see ``contracts/kept.py``."""
 
 _CONTRACTS, _DECISIONS = "contracts/data", "reports/week03/late_arrival_decision_table.csv"
 _OPTION = "--decision-table "
@@ -118,6 +125,9 @@ def in_force(settings: Settings) -> InForce:
             _absolute(settings.contracts_dir or default_contracts_dir()),
             _absolute(settings.decision_table or default_decision_table()),
         )
+    if settings.contracts_dir is not None and settings.contracts_dir.is_relative_to(home / KEPT):
+        copy = settings.contracts_dir.parent
+        return with_other(record, contracts=copy / KEPT_CONTRACTS, decision_table=copy / KEPT_DECISIONS)
     for what, setting, asked, has, option in (
         ("contracts", "CONTRACTS_DIR", settings.contracts_dir, record.contracts, ""),
         ("decision table", "DECISION_TABLE", settings.decision_table, record.decision_table, _OPTION),
@@ -147,7 +157,24 @@ def contracts_in_force(settings: Settings) -> Contracts:
             fix="Name the folder of its contracts, or this one if it is meant: omnisupport-ingest contracts "
             f"use {chosen.contracts}",
         )
+    refuse_other_subjects(settings, contracts)
     return contracts
+
+
+def refuse_other_subjects(settings: Settings, contracts: Iterable[TableContract]) -> None:
+    """Raise ``ContractError`` if one of ``contracts`` gives erased subjects of the home other keys, or none:
+    what comes of them again would land readable."""
+    names = names_once_erased(_home_of(settings) / FILE)
+    for each in contracts:
+        name = names.get((each.source, each.full_name))
+        if name is None or (each.subject is not None and each.subject.name == name):
+            continue
+        now = "land plain" if each.subject is None else f"belong to the subject {each.subject.name!r}"
+        raise ContractError(
+            f"By {each.path}, personal values of {each.full_name} {now}. Keys of the subject {name!r} were "
+            "destroyed by erase --subject: what the source still sends of those erased would land readable.",
+            fix=f'Write "pii": "encrypted" and "subject": "{name}" in x-cdc.at_rest.',
+        )
 
 
 def contracts_so_far(settings: Settings) -> Contracts:
@@ -171,8 +198,9 @@ def contracts_gone(settings: Settings, contracts: Contracts) -> list[dict[str, s
             "source": source,
             "table": table,
             "what": f"the contract of {table} of {source} is not in {chosen.contracts} any more",
-            "fix": f"put the file back; if the table is to go, then omnisupport-ingest contracts withdraw "
-            f"{table}, which says first what becomes of its tables",
+            "fix": "put the file back, and have the table read again if its log was captured meanwhile "
+            f"(omnisupport-ingest source snapshot {table}); if it is to go, then omnisupport-ingest "
+            f"contracts withdraw {table}, which says first what becomes of its tables",
         }
         for source, _, table in (each.partition(":") for each in sorted(chosen.tables - _tables(contracts)))
     ]
@@ -199,15 +227,16 @@ def record_in_force(settings: Settings, home: Home) -> None:
         made = with_other(chosen, tables=_tables(load_contracts(chosen.contracts)), source=source)
         load_decision_table(made.decision_table)
         if _read(home.path) != made:
-            _write(made, home)
+            put_in_force(made, home)
     elif there.source is None and source is not None:
-        _write(with_other(there, source=source), home)
+        put_in_force(with_other(there, source=source), home)
 
 
-def use(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
-    """Set other contracts or another decision table for ``home``; None keeps the present one.
+def proposed(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
+    """Return what ``home`` would have in force with other contracts or another decision table; None keeps the
+    present one. ``put_in_force`` records it.
 
-    Each is a path, or ``packaged``. Raises ``IngestError`` if it cannot be read; then nothing is changed.
+    Each is a path, or ``packaged``. Raises ``IngestError`` if it cannot be read.
     """
     has = _read(home.path) or in_force(settings)
     chosen = with_other(
@@ -216,12 +245,28 @@ def use(settings: Settings, home: Home, contracts: str | None, decision_table: s
         decision_table=_chosen(decision_table, _DECISIONS) or has.decision_table,
     )
     load_decision_table(chosen.decision_table)
-    chosen = with_other(chosen, tables=_tables(load_contracts(chosen.contracts)))
-    _write(chosen, home)
+    found = load_contracts(chosen.contracts)
+    refuse_other_subjects(settings, found)
+    return with_other(chosen, tables=_tables(found))
+
+
+def tables_left(home: Home, chosen: InForce) -> list[str]:
+    """Return the tables of ``home`` that have contracts now and none in ``chosen``, of the sources that have
+    landed, as ``source:schema.table``."""
+    has = _read(home.path)
+    left = has.tables - chosen.tables if has is not None else frozenset()
+    return sorted(each for each in left if has_landed(home.path, each.partition(":")[0]))
+
+
+def use(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
+    """Put in force and return what ``proposed`` returns. Where it raises, nothing is changed."""
+    chosen = proposed(settings, home, contracts, decision_table)
+    put_in_force(chosen, home)
     return chosen
 
 
-def _write(chosen: InForce, home: Home) -> None:
+def put_in_force(chosen: InForce, home: Home) -> None:
+    """Record ``chosen`` as what is in force for ``home``."""
     with failpoint("home.in_force"):
         replace(home.path / RECORD, _document(chosen, home.path))
 

@@ -9,15 +9,17 @@ entries that the file would have; loading the contracts of the home reads both. 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omnisupport_ingest.contracts.model import BLOCK
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.records import encode, read_note
 
 FOLDER = "learned"
@@ -40,7 +42,8 @@ class Learned:
 
 
 class LearnedColumns:
-    """The learned columns of one source of a home. Written by its capture."""
+    """The learned columns of one source of a home. Its capture adds to them; who writes the contract file
+    removes those that the contract has lost."""
 
     def __init__(self, home: Path, source: str) -> None:
         self._file = home / FOLDER / f"{source}.json"
@@ -51,17 +54,42 @@ class LearnedColumns:
 
     def learn(self, table: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
         """Add ``columns`` to those that ``table`` has learned; durable on return. Existing entries stay."""
-        held = self._read()
-        mine = held.get(table, {})
-        new = {
-            name: json.dumps(line, ensure_ascii=False) for name, line in columns.items() if name not in mine
-        }
-        if not new:
-            return
         # No failpoint: a folder that exists already serves as well.
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with failpoint("home.learned"):
-            replace(self._file, encode(Learned(held | {table: mine | new})))
+        lines = {name: json.dumps(line, ensure_ascii=False) for name, line in columns.items()}
+        self._change(table, lambda mine: mine | {name: lines[name] for name in lines if name not in mine})
+
+    def forget_others(self, table: str, names: Collection[str]) -> None:
+        """Remove what ``table`` has learned except the columns ``names``; durable on return.
+
+        For when a person has taken a column out of the contract, which would come back from here.
+        """
+        self._change(table, lambda mine: {name: line for name, line in mine.items() if name in names})
+
+    def forget_defaults(self, table: str, names: Collection[str]) -> None:
+        """Remove the defaults, which older rows have, of the learned columns ``names`` of ``table``; durable
+        on return."""
+
+        def without(name: str, line: str) -> str:
+            entry = json.loads(line)
+            if name not in names or "default" not in entry:
+                return line
+            del entry["default"]
+            return json.dumps(entry, ensure_ascii=False)
+
+        self._change(table, lambda mine: {name: without(name, line) for name, line in mine.items()})
+
+    def _change(self, table: str, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+        """Replace what ``table`` has learned by what ``change`` makes of it."""
+        if not self._file.parent.exists():
+            return
+        with locked_folder(self._file.parent):
+            held = self._read()
+            mine = held.get(table, {})
+            now = change(mine)
+            if now != mine:
+                with failpoint("home.learned"):
+                    replace(self._file, encode(Learned(held | {table: now})))
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:
@@ -76,19 +104,10 @@ class LearnedColumns:
             ) from error
 
 
-Stamp = tuple[tuple[str, int, int], ...]
-
-
-def learned_stamp(home: Path) -> Stamp:
-    """Return name, time of change (ns) and size of each record, by which new columns are noticed."""
-    found = ((file.name, file.stat()) for file in sorted((home / FOLDER).glob("*.json")))
-    return tuple((name, each.st_mtime_ns, each.st_size) for name, each in found)
-
-
 def with_learned(home: Path, document: dict[str, Any]) -> dict[str, Any]:
     """Return the contract ``document`` with the learned columns that it does not name.
 
-    Each raises the minor part of the version by one.
+    Each raises the minor part of the version by one, and is optional under ``block``.
     """
     policy = document["x-cdc"]
     table = policy.get("name", policy["table"])
@@ -96,10 +115,11 @@ def with_learned(home: Path, document: dict[str, Any]) -> dict[str, Any]:
     new = {name: line for name, line in learned.items() if name not in document["properties"]}
     if not new:
         return document
-    return document | {
-        "properties": document["properties"] | new,
-        "x-cdc": policy | {"version": raised(policy["version"], minor=len(new))},
-    }
+    more: dict[str, Any] = {"version": raised(policy["version"], minor=len(new))}
+    if policy.get("evolution") == BLOCK:
+        # Rows from before they were learned are without them.
+        more["optional_columns"] = [*dict.fromkeys([*policy.get("optional_columns", ()), *new])]
+    return document | {"properties": document["properties"] | new, "x-cdc": policy | more}
 
 
 def raised(version: str, *, major: int = 0, minor: int = 0) -> str:

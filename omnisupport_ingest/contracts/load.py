@@ -64,10 +64,12 @@ _NOT_JUDGED_BY = (
     "deletion_vectors",
     "retention",
     "evolution",
+    "optional_columns",
     "history",
     "quality",
 )
-"""Parts of ``x-cdc`` that change no row of net changes and dimension."""
+"""Parts of ``x-cdc`` that change no row of net changes and dimension, but by which events are accepted
+(``row_columns``)."""
 
 _WITHOUT_RULE = frozenset({"type", "x-pg-type", "description", "default"})
 """Keywords that a nullable column of text may have and still be without a rule."""
@@ -102,7 +104,8 @@ def contract_paths(folder: Path) -> list[Path]:
     if not paths:
         raise ContractError(
             f"{folder} holds no contract (*.json).",
-            fix="Write one per table from the source: omnisupport-ingest contracts new --all",
+            fix="Write one per table from the source, which OMNISUPPORT_SOURCE_DSN names: omnisupport-ingest "
+            "contracts new --all",
         )
     return paths
 
@@ -179,6 +182,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         unprotected=() if in_lake == columns else columns,
         retention=_retention(path, policy.get("retention", {}), longest),
         evolution=policy.get("evolution", PINNED),
+        optional_columns=tuple(policy.get("optional_columns", ())),
         changed_only=policy.get("history") == "changed_only",
         # If values are protected, columns that the contract does not name are dropped. Once it names one, its
         # events must be made again from raw.

@@ -5,14 +5,14 @@ They need no Spark, pandera or file access, so every package can use them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 
 from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.names import TableName, lake_name, spellings
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, PgType
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, PgType, spelling
 from omnisupport_ingest.contracts.quality import DEFAULT, NO_QUALITY, Policies, Quality
 from omnisupport_ingest.errors import IngestError
 
@@ -179,8 +179,8 @@ class TableContract:
         max_lateness: an event that is later waits for a person.
         path: the contract's file.
         fingerprint: SHA-256 of its canonical JSON without cursor, target, delayed merge, rows per file,
-            deletion vectors, retention, evolution, history and expectations, which change no row of net
-            changes and dimension. Another fingerprint is another contract.
+            deletion vectors, retention, evolution, optional columns, history and expectations, which change
+            no row of net changes and dimension. Another fingerprint is another contract.
         purge_deleted_after: how long the dimension shows a row after its delete; None: without end.
         cursor: how the table is read if its source has no log; None: it needs a log.
         target: the table of a warehouse that follows the current state; None: none.
@@ -190,6 +190,8 @@ class TableContract:
         unprotected: the columns as the source has them; empty if they are the same.
         retention: how long its layers are kept.
         evolution: one of ``EVOLUTION``.
+        optional_columns: those that a row may have or lack under ``BLOCK`` (``row_columns``), in the contract
+            or not.
         changed_only: events that change nothing make no version of the history.
         verdicts_by: see ``judged_by``; empty if that is the fingerprint.
         quality: rules of several columns, and what is expected of the table.
@@ -220,6 +222,7 @@ class TableContract:
     unprotected: tuple[Column, ...] = ()
     retention: RetentionPolicy = RetentionPolicy()
     evolution: str = PINNED
+    optional_columns: tuple[str, ...] = ()
     changed_only: bool = False
     verdicts_by: str = ""
     quality: Quality = NO_QUALITY
@@ -321,6 +324,31 @@ def _source_spellings(contract: TableContract) -> set[str]:
     return spellings(contract.table_name)
 
 
+def _require_subjects_alike(contracts: Iterable[TableContract]) -> None:
+    """Raise ``ContractError`` if two tables of a source share a subject that their columns may spell
+    differently: it would have two keys, and an erasure would destroy one of them."""
+    first: dict[tuple[str, str], TableContract] = {}
+    for contract in contracts:
+        if contract.subject is None:
+            continue
+        other = first.setdefault((contract.source, contract.subject.name), contract)
+        if spelling(_subject_type(other)) != spelling(_subject_type(contract)):
+            raise ContractError(
+                f"{other.path} ({other.full_name}, {_subject_type(other)}) and {contract.path} "
+                f"({contract.full_name}, {_subject_type(contract)}) share the subject "
+                f"{contract.subject.name!r}, and the types of their columns write values differently: one "
+                "subject would have two keys.",
+                fix="Give both columns one type (x-pg-type), as the source does; or give one of the tables "
+                "another x-cdc.at_rest.subject.",
+            )
+
+
+def _subject_type(contract: TableContract) -> str:
+    assert contract.subject is not None, "a table without a subject shares none"
+    column = contract.subject.column
+    return next(each.pg_type for each in contract.source_columns if each.name == column)
+
+
 @dataclass(frozen=True)
 class Contracts:
     """All contracts of one folder, at most one per source table; iterates by source and name."""
@@ -350,6 +378,7 @@ class Contracts:
                     fix=f"Give one of the two another x-cdc.name, such as "
                     f"{lake_name(f'{contract.schema}_{contract.table}')}.",
                 )
+        _require_subjects_alike(ordered)
         object.__setattr__(self, "all", ordered)
         object.__setattr__(self, "_by_table", by_table)
 

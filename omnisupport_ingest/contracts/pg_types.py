@@ -150,6 +150,48 @@ def _parse(text: str) -> PgType:
     return PgType(kind)
 
 
+_SPELLED_ALIKE = frozenset({"text", "varchar", "character varying", "name"})
+"""Types whose values are spelled as somebody wrote them."""
+
+_PADDED = frozenset({"char", "character", "bpchar"})
+
+_SPELLED_TWICE = frozenset({"bpchar", "citext", "decimal", "jsonb", "numeric", "numrange", "nummultirange"})
+"""Types, without a modifier, that write equal values as several texts: they compare without trailing spaces,
+in any case, or by the number. With a modifier ``numeric`` and ``bpchar`` write each value in one way."""
+
+_ALIASES = {"decimal": "numeric", "char": "character", "bpchar": "character"}
+
+
+def spelling(text: str) -> str | None:
+    """Return what the values of the type ``text`` are spelled as: equal values of two types with the same
+    answer are equal texts. None if equal values of the one type may be different texts.
+
+    A column of ``char(n)``, or of ``numeric`` with digits after the point, fills up each value in the same
+    way. So these are spelled as their whole type.
+    """
+    modifier = _MODIFIER.search(text)
+    name = " ".join(_MODIFIER.sub(" ", text).lower().split())
+    if name.endswith("[]"):
+        element = spelling(text.strip().removesuffix("[]"))
+        return None if element is None else f"{element}[]"
+    whole = _ALIASES.get(name, name)
+    if modifier is None and name.rpartition(".")[2] in _SPELLED_TWICE:
+        return None
+    if name.startswith("interval"):
+        # 24 hours equal one day.
+        return None
+    if name in _PADDED:
+        return f"{whole}({int(modifier.group(1)) if modifier is not None else 1})"
+    if whole == "numeric" and modifier is not None and (scale := int(modifier.group(2) or 0)) != 0:
+        return f"{whole}({int(modifier.group(1))},{scale})"
+    kind = PgType.parse(text).kind
+    if kind in INTEGERS or whole == "numeric":
+        return "integer"
+    if name in _SPELLED_ALIKE:
+        return "text"
+    return name if kind is Kind.TEXT else kind.name.lower()
+
+
 class Fit(Enum):
     """How a contract's type holds values of the source's type."""
 

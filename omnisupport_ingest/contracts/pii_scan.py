@@ -1,7 +1,8 @@
 """Finding columns that seem to hold personal data, by their names, types and values.
 
 A proposal is a hint on which a person decides; it changes nothing. A name alone is a weak hint. Values are
-tested for their check digits (Luhn's sum of a card, ISO 7064 of an IBAN); no message quotes a value.
+tested for their check digits by python-stdnum (Luhn's sum of a card, ISO 7064 of an IBAN); no message quotes
+a value.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stdnum import ean, iban, luhn
+
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH, KEEP, MASK
+
+TO_DECIDE = "To decide: "
+"""Begins the note of a policy that nobody has decided on yet."""
 
 ENOUGH = 0.6
 """The share of distinct values that must be of a sort for the column to be of it."""
 
 FEWEST = 3
 """Fewer distinct values prove nothing."""
+
+_CARDS_WITHIN = 0.3
+"""The share of distinct texts that must hold the number of a card: one in ten long numbers has Luhn's sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +68,11 @@ _EMAIL = re.compile(r"[^@\s]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2
 _EMAIL_WITHIN = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+\.[A-Za-z]{2,24}")
 _PHONE = re.compile(
     r"(?:\+|00|\(?0)[0-9 ()./-]{6,24}\Z"
-    r"|(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[-. ])[2-9][0-9]{2}[-. ][0-9]{4}\Z"
+    r"|(?:1[-. ])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[-. ])[2-9][0-9]{2}[-. ][0-9]{4}\Z"
 )
-_IBAN = re.compile(r"[A-Z]{2}[0-9]{2}[A-Z0-9]{11,30}\Z")
+_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}\Z")
+_CARD_WITHIN = re.compile(r"(?<![0-9])[0-9](?:[ -]?[0-9]){12,18}(?![0-9])")
+_IBAN_WITHIN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{2,4}){3,8}(?![A-Za-z0-9])")
 
 
 def is_email(text: str) -> bool:
@@ -70,9 +81,10 @@ def is_email(text: str) -> bool:
 
 def is_phone(text: str) -> bool:
     """Whether ``text`` is written as a phone number is: it begins with +, 0 or 00, and has 7 to 15 digits, or
-    it is ``(415) 555-0132`` or the like."""
-    # The pattern first: it fits at most 27 characters, and other texts may be very long.
-    if _PHONE.match(text.strip()) is None:
+    it is ``(415) 555-0132`` or the like. Dates and numbers of articles (EAN) are none."""
+    text = text.strip()
+    # The pattern first: it fits at most 29 characters, and other texts may be very long.
+    if _PHONE.match(text) is None or _DATE.match(text) is not None or ean.is_valid(text):
         return False
     return 7 <= sum(character.isdigit() for character in text) <= 15 and not is_ip(text)
 
@@ -82,19 +94,21 @@ def is_card(text: str) -> bool:
     digits = text.replace(" ", "").replace("-", "")
     if not (digits.isascii() and digits.isdigit() and 13 <= len(digits) <= 19) or len(set(digits)) == 1:
         return False
-    doubled = [int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits))]
-    return sum(each - 9 if each > 9 else each for each in doubled) % 10 == 0
+    return bool(luhn.is_valid(digits))
 
 
 def is_iban(text: str) -> bool:
-    """Whether ``text`` is an IBAN with the right check digits (ISO 13616; ISO/IEC 7064, MOD 97-10)."""
-    plain = text.replace(" ", "").upper()
-    if _IBAN.match(plain) is None:
-        return False
-    return int("".join(str(int(each, 36)) for each in plain[4:] + plain[:4])) % 97 == 1
+    """Whether ``text`` is an IBAN of a country with the right length and check digits (ISO 13616; ISO/IEC
+    7064, MOD 97-10)."""
+    # The longest has 34 characters, and other texts may be very long.
+    return len(text) <= 60 and bool(iban.is_valid(text, check_country=False))
 
 
 def is_ip(text: str) -> bool:
+    """Whether ``text`` is an address of IPv4 or IPv6, also of a network; of IPv4 also with a port."""
+    address, _, port = text.partition(":")
+    if port.isdigit() and "." in address:
+        text = address
     try:
         ipaddress.ip_interface(text)
     except ValueError:
@@ -160,29 +174,35 @@ _SORTS = (
     _Sort("e-mail address", MASK, "email", "email e_mail mail", is_email),
     _Sort("IBAN", DROP, None, "iban bank_account", is_iban),
     _Sort("card number", DROP, None, "card_number cardnumber credit_card cc_number pan", is_card),
-    _Sort("IP address", HASH, None, "ip ip_address ipaddr remote_addr client_ip", is_ip),
-    _Sort("phone number", MASK, "phone", "phone telephone mobile cell fax msisdn", is_phone),
+    _Sort("IP address", HASH, None, "ip ip_address ipaddr ipaddress remote_addr client_ip", is_ip),
+    _Sort("phone number", MASK, "phone", "phone telephone tel mobile cell fax msisdn", is_phone),
     _Sort("secret", DROP, None, "password passwd password_hash secret api_key access_token"),
     _Sort(
         "number of an identity",
         DROP,
         None,
-        "ssn social_security passport national_id tax_id id_number nino ahv",
+        "ssn social_security passport national_id tax_id vat_id vat_number id_number nino ahv steuer_id",
     ),
     _Sort(
         "name of a person",
         MASK,
         "name",
         "full_name fullname first_name firstname last_name lastname surname given_name family_name "
-        "maiden_name display_name contact_name author",
+        "maiden_name display_name contact_name customer_name person_name patient_name "
+        "employee_name agent_name requester author vorname nachname",
     ),
     _Sort("account name", HASH, None, "username user_name login nickname handle"),
-    _Sort("date of birth", HASH, None, "birth birthday birthdate date_of_birth dob born_on born"),
+    _Sort(
+        "date of birth",
+        HASH,
+        None,
+        "birth birthday birthdate date_of_birth dateofbirth dob born_on born geburtsdatum",
+    ),
     _Sort("postal address", MASK, "text", "address street postcode zip zip_code postal_code"),
     _Sort("free text", MASK, "text", "body comment message note notes bio"),
 )
 _FREE_TEXT = _SORTS[-1]
-_IP_TYPES = frozenset({"inet", "cidr"})
+_IP_TYPES = frozenset({"inet", "cidr", "inet[]", "cidr[]"})
 
 
 def scan(
@@ -217,7 +237,7 @@ def with_notes(document: dict[str, Any]) -> dict[str, Any]:
     notes = {
         each.column: {
             "policy": KEEP,
-            "note": f"To decide: {each.what}, {each.why}; {each.policy_text} would fit.",
+            "note": f"{TO_DECIDE}{each.what}, {each.why}; {each.policy_text} would fit.",
         }
         for each in proposals
     }
@@ -237,10 +257,22 @@ def _by_values(column: Column, texts: Sequence[str]) -> Proposal | None:
     if column.type.kind is Kind.TEXT and are_names(distinct):
         sort = next(each for each in _SORTS if each.mask == "name")
         return _proposal(column, sort, f"by the common given names in {len(distinct)} different values")
-    within = sum(_EMAIL_WITHIN.search(text) is not None for text in distinct)
-    if within:
-        why = f"with e-mail addresses in {within} of {len(distinct)} different values"
-        return _proposal(column, _FREE_TEXT, why)
+    return _by_what_is_within(column, distinct) if column.type.kind is Kind.TEXT else None
+
+
+def _by_what_is_within(column: Column, texts: Collection[str]) -> Proposal | None:
+    """Return a proposal for a column whose ``texts``, prose or JSON, have personal data in them."""
+    for what, pattern, is_one, least in (
+        ("e-mail addresses", _EMAIL_WITHIN, None, 0.0),
+        ("IBANs", _IBAN_WITHIN, is_iban, 0.0),
+        ("card numbers", _CARD_WITHIN, is_card, _CARDS_WITHIN),
+    ):
+        within = sum(
+            any(is_one is None or is_one(found[0]) for found in pattern.finditer(text)) for text in texts
+        )
+        if within and within >= least * len(texts):
+            why = f"with {what} in {within} of {len(texts)} different values"
+            return _proposal(column, _FREE_TEXT, why)
     return None
 
 
@@ -253,8 +285,8 @@ def _by_type(column: Column) -> Proposal | None:
 
 def _by_name(column: Column) -> Proposal | None:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.name).lower()
-    # Whatever is neither a letter nor a digit stands between words.
-    name = re.sub(r"[\W_]+", "_", words)
+    # Whatever is neither a letter nor a digit stands between words; a number behind one counts its columns.
+    name = re.sub(r"(?<=[a-z])[0-9]+(?=_|\Z)", "", re.sub(r"[\W_]+", "_", words))
     if column.type.kind in (Kind.BOOLEAN, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
         # Whether or when something about an address happened, not the address.
         return None

@@ -101,10 +101,3 @@ def as_compared(contract: TableContract) -> TableContract:
 def by_number(contract: TableContract) -> bool:
     """Whether key spans (``KeySpan``) of the table are ordered as whole numbers."""
     return contract.column(contract.key[0]).type.kind in INTEGERS
-
-
-def living_alone(contract: TableContract) -> bool:
-    """Whether softly deleted rows are left out on both sides, because the dimension purges them and the
-    source keeps them.
-    """
-    return contract.purge_deleted_after is not None and contract.soft_delete_column is not None

@@ -17,12 +17,38 @@ from decimal import Decimal
 
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
-from omnisupport_ingest.contracts.pg_types import Kind, PgType
+from omnisupport_ingest.contracts.pg_types import NUMBERS, Kind, PgType
 from omnisupport_ingest.contracts.pg_values import above, below, number, value_test
 from omnisupport_ingest.contracts.quality import ACCEPT, QUARANTINE, WITHHOLDING
 
 Breaks = Callable[[str], bool]
 """Whether a text breaks a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRule:
+    """A rule that a contract may give the values of a column.
+
+    ``name``: of the rule, and of the field of ``Column`` that has it; the field is ``unset`` without the
+    rule. ``keyword``: of JSON Schema, by which a document gives it. ``kinds``: of columns that may have it.
+    """
+
+    name: str
+    keyword: str
+    kinds: frozenset[Kind]
+    unset: object = None
+
+
+VALUE_RULES = (
+    ValueRule("enum", "enum", frozenset({Kind.TEXT}), ()),
+    ValueRule("minimum", "minimum", NUMBERS),
+    ValueRule("maximum", "maximum", NUMBERS),
+    ValueRule("max_length", "maxLength", frozenset({Kind.TEXT})),
+    ValueRule("pattern", "pattern", frozenset({Kind.TEXT})),
+)
+"""Every such rule. To add one: a member here, a field of ``Column``, its meaning in ``rules_of``, and the
+same for typed values in ``column_rules`` (``_values_surely_kept``) and ``pandera_schema`` (``_checks``). Its
+quick check (``column_rules._surely``) may be left out."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ own source by those of a definition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -27,8 +27,10 @@ from omnisupport_ingest.contracts.documents import check_document, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.in_force import contracts_so_far, in_force
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
-from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
+from omnisupport_ingest.contracts.model import BLOCK, ContractError, Contracts, TableContract
 from omnisupport_ingest.contracts.named_secrets import NamedSecret, secret_in
+from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.settings import Settings, SnapshotMode
 
@@ -159,6 +161,15 @@ class SourceDefinition:
             )
         return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
 
+    def row_columns(self, contracts: Iterable[TableContract]) -> dict[TableName, RowColumns]:
+        """Return the columns of rows for those of its ``contracts`` that have rows of other columns wait."""
+        bare = bool(self.events.get("bare_rows"))
+        return {
+            each.table_name: RowColumns.of(each, bare=bare)
+            for each in contracts
+            if blocks_rows(each, self.kind)
+        }
+
     @property
     def first_contracts(self) -> str:
         """What to do where no contract names it yet."""
@@ -172,6 +183,12 @@ class SourceDefinition:
         name = self.connection_env if self.connection_file is None else self.connection_file
         assert name is not None
         return secret_in(how, name, self.path, "connection string")
+
+
+def blocks_rows(contract: TableContract, kind: SourceKind) -> bool:
+    """Whether ``contract`` has rows of other columns than its own wait. ``kind``: of its source; a log and a
+    cursor leave out the whole table instead."""
+    return contract.evolution == BLOCK and kind in (SourceKind.FILES, SourceKind.KAFKA)
 
 
 @dataclass(frozen=True)
@@ -189,8 +206,7 @@ class Sources:
         names = ", ".join(each.name for each in self.all) or "none"
         raise SourceUnknown(
             f"There is no source {name!r}.",
-            fix=f"Name one of: {names}. Or define it: omnisupport-ingest sources new {name} --kind query "
-            "--env VARIABLE",
+            fix=f"Name one of: {names}. Or define it, as omnisupport-ingest sources new --help says.",
         )
 
     def of_kind(self, kind: SourceKind) -> tuple[SourceDefinition, ...]:
@@ -290,7 +306,10 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
     connection = document.get("connection", {})
     if path.stem != document["name"]:
         raise refused(
-            path, "name", f"is {document['name']!r}, and the file is {path.name}", "Let both be the same."
+            path,
+            "name",
+            f"is {document['name']!r}, and the file is {path.name}",
+            "Use the same name for the file and its member name.",
         )
     without = kind in (SourceKind.FILES, SourceKind.KAFKA)
     if without != (not connection):

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from omnisupport_ingest.contracts import recent_keys
+from omnisupport_ingest.contracts import erased_subjects, recent_keys
 from omnisupport_ingest.contracts.recent_keys import ID_BYTES, SECRET_BYTES
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
@@ -39,7 +39,7 @@ from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.sealed_requests import Address
 from omnisupport_ingest.visiting import asked, asked_instead, require_here
 
-FILE = "keys/subjects.sqlite"
+FILE = erased_subjects.FILE
 """Path of the file of keys, below the home."""
 
 NOTE = "subject_keys"
@@ -220,6 +220,22 @@ class SubjectKeys:
             base.execute("BEGIN")
             return {each.id for each in _known(base, ids).values() if each.secret is not None}
 
+    def known(self, ids: Collection[bytes]) -> set[bytes]:
+        """Return those of ``ids`` that have or had a key."""
+        if not self.made:
+            return set()
+        with self._open() as base:
+            base.execute("BEGIN")
+            return {*_known(base, ids)}
+
+    def destroyed(self, ids: Collection[bytes]) -> set[bytes]:
+        """Return those of ``ids`` whose key is destroyed."""
+        if not self.made:
+            return set()
+        with self._open() as base:
+            base.execute("BEGIN")
+            return {each.id for each in _known(base, ids).values() if each.secret is None}
+
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
         """Return the keys of ``ids``, destroyed ones too. Raises ``SubjectKeysUnreadable`` if the file lacks
         one."""
@@ -245,9 +261,11 @@ class SubjectKeys:
         """Destroy the keys of ``ids`` and overwrite their secrets. Durable on return.
 
         Return how many of them existed until now. A subject that has no key yet cannot get one any more.
+        Raises ``SubjectKeysUnreadable`` if the file is not the one of this home: its keys would stay.
         """
         when, wanted = datetime.now(UTC).isoformat(), [*dict.fromkeys(ids)]
         with self._open() as base, failpoint("pii.subject_keys", "destroy"):
+            self._note(base)
             base.execute("BEGIN IMMEDIATE")
             living = [each for each in _known(base, wanted).values() if each.secret is not None]
             for each in wanted:
@@ -261,13 +279,24 @@ class SubjectKeys:
         return len(living)
 
     def name_windows(self, source: str, windows: Mapping[bytes, Iterable[str]]) -> None:
-        """Record the windows of ``source`` that hold values of destroyed keys; they are made again."""
+        """Record the windows of ``source`` that hold values of keys; they are made again once these are
+        destroyed."""
         with self._open() as base, failpoint("pii.subject_keys", "windows"):
+            self._note(base)
             base.execute("BEGIN IMMEDIATE")
             base.executemany(
                 "INSERT OR IGNORE INTO windows VALUES (?, ?, ?)",
                 ((source, window, each) for each, named in windows.items() for window in named),
             )
+            base.execute("COMMIT")
+
+    def note_names(self, source: str, names: Mapping[str, str]) -> None:
+        """Record ``names``, of the subjects by table, of which keys are destroyed; the first name of a table
+        counts."""
+        with self._open() as base, failpoint("pii.subject_keys", "names"):
+            self._note(base)
+            base.execute("BEGIN IMMEDIATE")
+            erased_subjects.note(base, source, names)
             base.execute("COMMIT")
 
     def destroyed_by_window(self, source: str) -> dict[str, str]:
@@ -277,7 +306,11 @@ class SubjectKeys:
             return {}
         with self._open() as base:
             rows = base.execute(
-                "SELECT window, id FROM windows WHERE source = ? ORDER BY window, id", (source,)
+                # The windows of a key are named before it is destroyed: until then nothing is to be made
+                # again.
+                "SELECT window, id FROM windows JOIN keys USING (id)"
+                " WHERE source = ? AND secret IS NULL ORDER BY window, id",
+                (source,),
             ).fetchall()
         found: dict[str, hashlib._Hash] = {}
         for window, each in rows:
@@ -307,8 +340,9 @@ class SubjectKeys:
                 # Overwrite destroyed secrets in the file. The journal still has them; it is deleted with the
                 # commit.
                 base.execute("PRAGMA secure_delete = ON")
-                # No failpoint: an empty table, which a file of a former version lacks.
+                # No failpoint: empty tables, which a file of a former version lacks.
                 base.execute(recent_keys.TABLE)
+                base.execute(erased_subjects.TABLE)
                 yield base
         except sqlite3.Error as problem:
             raise SubjectKeysUnreadable(
@@ -386,7 +420,7 @@ CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB NOT NUL
 CREATE TABLE keys (id BLOB PRIMARY KEY, secret BLOB, destroyed_at TEXT) WITHOUT ROWID;
 CREATE TABLE windows (source TEXT, window TEXT, id BLOB, PRIMARY KEY (source, window, id)) WITHOUT ROWID;
 """
-"""The tables of a new file, besides ``recent_keys.TABLE``."""
+"""The tables of a new file, besides ``recent_keys.TABLE`` and ``erased_subjects.TABLE``."""
 
 
 def _ids(base: sqlite3.Connection, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:

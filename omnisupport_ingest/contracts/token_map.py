@@ -119,8 +119,6 @@ class TokenMap:
         if not self.path.exists():
             return False
         with self._open() as base, failpoint("pii.tokens", "forget"):
-            # Deleted content is overwritten in the file.
-            base.execute("PRAGMA secure_delete = ON")
             return base.execute("DELETE FROM tokens WHERE token = ?", (token,)).rowcount > 0
 
     @contextmanager
@@ -129,6 +127,9 @@ class TokenMap:
         try:
             with closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as base:
                 base.execute("PRAGMA synchronous = FULL")
+                # Overwrite deleted content in the file. For every connection: whoever adds tokens moves
+                # entries to other pages, and the former place would keep a copy that no deletion overwrites.
+                base.execute("PRAGMA secure_delete = ON")
                 yield base
         except sqlite3.Error as problem:
             raise TokenMapUnreadable(

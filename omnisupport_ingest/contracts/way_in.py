@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omnisupport_ingest.contracts.columns import refused
-from omnisupport_ingest.contracts.model import BLOCK, ContractError, Contracts, TableContract
+from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 
 _COME = {
@@ -55,13 +55,6 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
                 f"is set, and {come}: what comes next is compared with what landed, which stays",
                 f"Take landing, raw and quarantine out of retention, {log}",
             )
-    if contract.evolution == BLOCK and source.kind is not SourceKind.QUERY:
-        yield refused(
-            path,
-            "x-cdc.evolution",
-            f"is {contract.evolution!r}, and {come}: there a change is recorded, and holds no row back",
-            f"Write pinned or additive, {log}",
-        )
 
 
 def _told_by(source: SourceDefinition) -> str:

@@ -1,6 +1,6 @@
 """The asset graph: one landing, raw and deduped asset per source, a dimension per contract.
 
-The tables are data (``LakeTable``), and one factory makes an asset of each. The asset's body calls the layer
+The tables are data (``TableAsset``), and one factory makes an asset of each. The asset's body calls the layer
 for all windows of the run and reports the checkpoints to Dagster. A layer that finds nothing to do returns
 its checkpoints too, so every partition of a run is materialized.
 """
@@ -28,17 +28,19 @@ from omnisupport_ingest.defs.metadata import (
     dimension_metadata,
     docs_metadata,
 )
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.defs.tables import source_lineage, source_metadata, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.standing_task import standing_task
 from omnisupport_ingest.lake.table_spec import TableSpec
-from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.checkpoints import with_found
-from omnisupport_ingest.layers.late_replay import BY_HAND, refuse_backfill
+from omnisupport_ingest.layers.dimension import dimensions
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.plan import LOGIC_VERSION
 from omnisupport_ingest.layers.removed import Removed, refuse_sealed
-from omnisupport_ingest.layers.retyping import waits
+from omnisupport_ingest.layers.scheduling.late_replay import BY_HAND, refuse_backfill
+from omnisupport_ingest.layers.type_changes import waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import has_session, has_slot_to_spare, is_apart, session_apart
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
@@ -51,7 +53,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRun:
+class AssetRun:
     """What a layer gets from a run. ``windows``: empty for a table that is not partitioned."""
 
     workspace: Workspace
@@ -63,7 +65,7 @@ class LayerRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LakeTable:
+class TableAsset:
     """A table of the lake as an asset: what Dagster shows of it, and the layer that makes it.
 
     ``docs_page``: a page of ``docs/``, with its anchor. ``upstream``: the asset from which it is made.
@@ -83,7 +85,7 @@ class LakeTable:
     contract: TableContract | None = None
     partitions: dg.PartitionsDefinition[str] | None
     lineage: Mapping[str, Any] = field(default_factory=dict)
-    make: Callable[[LayerRun], Sequence[Checkpoint]]
+    make: Callable[[AssetRun], Sequence[Checkpoint]]
     is_long: Callable[[Workspace, bool], bool] = lambda _, __: False
     extra_metadata: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
 
@@ -124,12 +126,12 @@ def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.A
 
 def _tables_of_source(
     workspace: Workspace, source: str, partitions: dg.PartitionsDefinition[str]
-) -> list[LakeTable]:
+) -> list[TableAsset]:
     """Return the layers that hold the events of every table of ``source``."""
     contracts = workspace.contracts.of_source(source)
     raw_spec, deduped_spec = workspace.raw(source).spec, workspace.deduped(source).spec
     return [
-        LakeTable(
+        TableAsset(
             key=keys.raw_key(source),
             upstream=keys.landing_key(source),
             layer=keys.RAW,
@@ -143,7 +145,7 @@ def _tables_of_source(
                 run.workspace, run.spark, source, run.windows, run.run_id, replay=run.replay
             ),
         ),
-        LakeTable(
+        TableAsset(
             key=keys.deduped_key(source),
             upstream=keys.raw_key(source),
             layer=keys.DEDUPED,
@@ -163,11 +165,11 @@ def _tables_of_source(
 
 def _dimension(
     workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
-) -> LakeTable:
+) -> TableAsset:
     """Return ``dim_<table>``, the current state: it shows a window once the window's net changes are
     merged."""
     spec = workspace.dimension(contract).spec
-    return LakeTable(
+    return TableAsset(
         key=keys.dimension_key(contract),
         upstream=keys.deduped_key(contract.source),
         layer=keys.DIMENSIONS,
@@ -191,7 +193,7 @@ def _dimension(
     )
 
 
-def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
+def lake_asset(table: TableAsset) -> dg.AssetsDefinition:
     """Return the asset of one table of the lake."""
     contract = table.contract
 
@@ -217,6 +219,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         code_version=table.code_version,
         pool=keys.pool_of(table.key),
     )
+    @unquoted
     def materialize(
         context: dg.AssetExecutionContext,
         workspace: dg.ResourceParam[Workspace],
@@ -237,7 +240,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
             _one_task(workspace, _session(table, workspace, pyspark, replay=replay), replay=replay) as spark,
         ):
             done = table.make(
-                LayerRun(
+                AssetRun(
                     workspace=workspace,
                     spark=spark,
                     windows=windows,
@@ -253,7 +256,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
 
 
 def _session(
-    table: LakeTable, workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool
+    table: TableAsset, workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool
 ) -> SparkSession:
     """Return the session of the run; the first table of the run chooses it."""
     if not has_session() and table.is_long(workspace, replay):

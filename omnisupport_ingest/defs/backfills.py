@@ -22,6 +22,7 @@ from dagster._core.utils import make_new_backfill_id
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.layers.scheduling.late_replay import EndedReplay
 from omnisupport_ingest.wording import counted
 
 _FINISHED = (
@@ -31,6 +32,10 @@ _FINISHED = (
     BulkActionStatus.FAILED,
     BulkActionStatus.CANCELED,
 )
+_FAILED_READ = 50
+"""More attempts than a window has before it waits the longest."""
+
+CANCELLED = BulkActionStatus.CANCELED.value
 _SUCCEEDED = (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS)
 
 
@@ -44,14 +49,17 @@ class BackfillRefused(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class BackfillStatus:
-    """The state of a backfill. ``status``: Dagster's word; ``finished`` and ``succeeded``: what it means."""
+    """The state of a backfill. ``status``: Dagster's word; ``finished`` and ``succeeded``: what it means.
+
+    ``ended_at``: None while it is unfinished.
+    """
 
     backfill_id: str
     status: str
     finished: bool
     succeeded: bool
     error: str | None
-    requested_at: datetime
+    ended_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +175,20 @@ def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillS
             f"There is no backfill {backfill_id!r} in this Dagster instance.",
             fix="Look for its id on the backfills page.",
         )
+    return _status(backfill)
+
+
+def _status(backfill: PartitionBackfill) -> BackfillStatus:
+    finished = backfill.status in _FINISHED
+    # One that failed before its first run may have no end.
+    ended = backfill.backfill_end_timestamp or backfill.backfill_timestamp
     return BackfillStatus(
-        backfill_id=backfill_id,
+        backfill_id=backfill.backfill_id,
         status=backfill.status.value,
-        finished=backfill.status in _FINISHED,
+        finished=finished,
         succeeded=backfill.status in _SUCCEEDED,
         error=backfill.error.message if backfill.error is not None else None,
-        requested_at=datetime.fromtimestamp(backfill.backfill_timestamp, UTC),
+        ended_at=datetime.fromtimestamp(ended, UTC) if finished else None,
     )
 
 
@@ -185,12 +200,33 @@ def find_backfill(instance: dg.DagsterInstance, backfill_id: str) -> BackfillSta
 def windows_in_backfills(instance: dg.DagsterInstance, source: str) -> frozenset[str]:
     """Return the windows of ``source`` that unfinished backfills cover."""
     unfinished = [status for status in BulkActionStatus if status not in _FINISHED]
-    found: set[str] = set()
-    for backfill in instance.get_backfills(BulkActionsFilter(statuses=unfinished)):
-        data = backfill.asset_backfill_data
-        if data is not None and keys.raw_key(source) in data.target_subset.asset_keys:
-            found |= set(data.target_subset.get_partitions_subset(keys.raw_key(source)).get_partition_keys())
-    return frozenset(found)
+    backfills = instance.get_backfills(BulkActionsFilter(statuses=unfinished))
+    return frozenset[str]().union(*(_windows_of(each, source) for each in backfills))
+
+
+def ended_late_backfills(instance: dg.DagsterInstance, source: str, since: datetime) -> list[EndedReplay]:
+    """Return the ended backfills of late windows of ``source``: the last that failed or were cancelled, and
+    those that were requested after ``since`` and succeeded."""
+    mine = {keys.SOURCE_TAG: source}
+    failed = BulkActionsFilter(statuses=[each for each in _FINISHED if each not in _SUCCEEDED], tags=mine)
+    backfills = [*instance.get_backfills(failed, limit=_FAILED_READ)]
+    if backfills:
+        succeeded = BulkActionsFilter(statuses=list(_SUCCEEDED), tags=mine, created_after=since)
+        backfills += instance.get_backfills(succeeded)
+    return [
+        EndedReplay(windows, status.ended_at, status.succeeded, status.status == CANCELLED)
+        for backfill in backfills
+        if keys.LATE_TAG in backfill.tags
+        and (windows := _windows_of(backfill, source))
+        and (status := _status(backfill)).ended_at is not None
+    ]
+
+
+def _windows_of(backfill: PartitionBackfill, source: str) -> frozenset[str]:
+    data, key = backfill.asset_backfill_data, keys.raw_key(source)
+    if data is None or key not in data.target_subset.asset_keys:
+        return frozenset()
+    return frozenset(data.target_subset.get_partitions_subset(key).get_partition_keys())
 
 
 def _sources(graph: BaseAssetGraph[Any]) -> list[str]:

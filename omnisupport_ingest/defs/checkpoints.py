@@ -18,8 +18,8 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import checkpoints as lake_checkpoints
-from omnisupport_ingest.layers.delayed_merge import waiting_merge
-from omnisupport_ingest.layers.shown import Shown
+from omnisupport_ingest.layers.dimension.delayed_merge import waiting_merge
+from omnisupport_ingest.layers.dimension.shown_net_changes import Shown
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 

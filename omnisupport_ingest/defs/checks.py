@@ -21,6 +21,7 @@ from omnisupport_ingest.contracts import quality
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.costly_checks import leaves_out
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import LONG_ROWS, has_session, session_apart
@@ -138,6 +139,7 @@ def _log_check(
     severity: dg.AssetCheckSeverity,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=asset, name=name, description=_description(finding), op_tags=_LAST)
+    @unquoted
     def check(
         context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.AssetCheckResult:
@@ -239,6 +241,7 @@ def _after_tables(
         out={spec.get_python_identifier(): dg.Out(dg.Nothing, is_required=False) for spec in specs},
         tags=_LAST,
     )
+    @unquoted
     def evaluate(
         context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> Iterator[dg.AssetCheckResult]:
@@ -302,6 +305,7 @@ def _content_check(
         specs=[dg.AssetCheckSpec(name, asset=asset, description=_description(finding))],
         can_subset=True,
     )
+    @unquoted
     def check(
         context: dg.AssetCheckExecutionContext,
         workspace: dg.ResourceParam[Workspace],

@@ -23,10 +23,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import psycopg2
 from dagster._daemon import controller, sensor
 from dagster._daemon.cli import main
 
+from omnisupport_ingest.defs.lost_runs import end_lost_runs
+from omnisupport_ingest.defs.run_launcher import PromptRunCoordinator
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.records_lease import RecordsLease
@@ -75,13 +78,18 @@ def end_ticks_soon(run_folder: Path) -> None:
 
 
 def wait_until_alone() -> None:
-    """Return once no other daemon works with the records. Ends this process as soon as another one may."""
+    """Return once no other daemon works with the records. Ends this process as soon as another one may.
+
+    The runs of other machines belong to a daemon that is gone, so those whose process nobody sees are ended.
+    """
     if url := os.environ.get(STORAGE_URL):
         try:
             RecordsLease.wait_for(url, _say).keep(_end)
         except psycopg2.Error as problem:
             # The supervisor starts it again. libpq's text contains no password.
             sys.exit(f"The PostgreSQL of Dagster's records does not answer: {problem}")
+        with dg.DagsterInstance.get() as instance:
+            end_lost_runs(instance, elsewhere=True)
 
 
 def _end() -> None:
@@ -97,6 +105,7 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     set_pace()
+    PromptRunCoordinator.in_daemon = True
     wait_until_alone()
     settings = Settings()
     end_ticks_soon(Home.open(settings.home, settings.window_size).run)

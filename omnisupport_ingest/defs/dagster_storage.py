@@ -16,19 +16,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+import dagster as dg
 from dagster._core.event_api import EventHandlerFn
 from dagster._core.storage import sqlite_storage
+from dagster._core.storage.asset_check_execution_record import (
+    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
+)
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.event_log.polling_event_watcher import SqlPollingEventWatcher
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.storage.schedules import SqliteScheduleStorage
 from dagster._core.storage.sqlite import create_db_conn_string
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, func, select
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
@@ -72,6 +79,13 @@ class OpenConnections:
         for each in closed:
             each.dispose()
         return engine
+
+    def forget(self, url: str) -> None:
+        """Close the connections to the database at ``url``."""
+        with self._lock:
+            engine = self._engines.pop(url, None)
+        if engine is not None:
+            engine.dispose()
 
     def close(self) -> None:
         """Close all connections; the next query opens one again."""
@@ -137,6 +151,19 @@ class KeptEventLogStorage(SqliteEventLogStorage):
     def end_watch(self, run_id: str, handler: EventHandlerFn) -> None:
         if self._watcher is not None:
             self._watcher.unwatch_run(run_id, handler)
+
+    def delete_events(self, run_id: str) -> None:
+        """Delete the events of a run and the database that held them, which Dagster would leave at its
+        size."""
+        super().delete_events(run_id)
+        file = self.path_for_shard(run_id)
+        with self._db_lock:
+            self._initialized_dbs.discard(run_id)
+            self._kept.forget(self.conn_string_for_shard(run_id))
+            _checked.pop(file, None)
+            for end in ("-wal", "-shm", ""):
+                # No failpoint: the events are gone; an empty file may stay until the next call.
+                Path(f"{file}{end}").unlink(missing_ok=True)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -234,3 +261,31 @@ class KeptSqliteStorage(DagsterSqliteStorage):
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:
         return cls.from_local(inst_data=inst_data, **config_value)
+
+
+def remove_old_checks(instance: dg.DagsterInstance, before: datetime) -> None:
+    """Delete the executions of checks that were recorded before ``before``, but the last of each check with
+    each outcome. Dagster leaves them when it deletes a run."""
+    storage, table = instance.event_log_storage, AssetCheckExecutionsTable
+    assert isinstance(storage, SqlEventLogStorage), "each storage that a home may have is one"
+    of_check = table.c.asset_key, table.c.check_name, table.c.partition, table.c.execution_status
+    last = select(func.max(table.c.id)).group_by(*of_check)
+    old = table.c.create_timestamp < before.astimezone(UTC).replace(tzinfo=None)
+    with storage.index_connection() as connection:
+        connection.execute(table.delete().where(old, table.c.id.not_in(last)))
+
+
+def has_failed(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> bool:
+    """Return whether the check failed when it last compared anything (its metadata ``compared`` is not 0)."""
+    storage, cursor = instance.event_log_storage, None
+    while True:
+        found = storage.get_asset_check_execution_history(
+            key, limit=10, cursor=cursor, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
+        )
+        for each in (record.evaluation for record in found):
+            compared = None if each is None else each.metadata.get("compared")
+            if each is not None and (compared is None or compared.value):
+                return not each.passed
+        if not found:
+            return False
+        cursor = found[-1].id

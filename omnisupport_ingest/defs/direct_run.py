@@ -61,7 +61,7 @@ def run_windows(instance: dg.DagsterInstance, definitions: dg.Definitions, wante
     if wanted.replay is not None:
         job_name, tags = keys.replay_job_name(source), wanted.replay
     else:
-        attempt = RunHistory(instance, source).attempts(wanted.cursor, windows.first, windows.last) + 1
+        attempt = RunHistory(instance, source).tried(wanted.cursor, windows).attempt + 1
         job_name = keys.ingest_job_name(source)
         tags = {
             keys.CURSOR_TAG: wanted.cursor or "",

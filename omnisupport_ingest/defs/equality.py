@@ -15,19 +15,20 @@ from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.costly_checks import leaves_out
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.defs.run_history import unfinished
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.equality.checking import Checked, CheckOptions, check_source, not_comparable
 from omnisupport_ingest.equality.standing import protected_key
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import in_words, verified_in_words
 from omnisupport_ingest.read.verified import (
-    DIFFERS,
     EQUAL,
     NOT_COMPARABLE,
     PART_EQUAL,
     Verified,
     write_verified,
 )
-from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
+from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SourceUnavailable
 
@@ -40,13 +41,6 @@ _DEFAULT_MINUTES = 5
 """Interval of the schedule if a person turns it on without setting OMNISUPPORT_VERIFY_MINUTES."""
 
 _KEYS_SHOWN = 20
-
-_UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
 
 
 def build_equality(
@@ -63,7 +57,7 @@ def build_equality(
         description=f"Compares the dimensions of {definition.name} with their source at one LSN, by "
         "checksums of key ranges.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: definition.name, BESIDE_TAG: "true"},
+        tags={keys.SOURCE_TAG: definition.name, BESIDE_TAG: BESIDE},
     )
     return dg.Definitions(
         asset_checks=[checks], jobs=[job], schedules=[_schedule(settings, definition.name, job.name)]
@@ -90,6 +84,7 @@ def _checks(definition: SourceDefinition, contracts: Sequence[TableContract]) ->
         ],
         can_subset=True,
     )
+    @unquoted
     def equal_to_source(
         context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> Iterator[dg.AssetCheckResult]:
@@ -144,12 +139,11 @@ def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult | None:
     if checked.differing is not None and checked.differing.keys and not personal:
         shown = [", ".join(key) for key in checked.differing.keys[:_KEYS_SHOWN]]
         metadata["keys"] = dg.MetadataValue.json(shown)
-    differs = note.state == DIFFERS
     return dg.AssetCheckResult(
         asset_key=keys.dimension_key(contract),
         check_name=CHECK,
-        passed=note.state in (EQUAL, PART_EQUAL),
-        severity=dg.AssetCheckSeverity.ERROR if differs else dg.AssetCheckSeverity.WARN,
+        passed=note.state in (EQUAL, PART_EQUAL) and not note.differs,
+        severity=dg.AssetCheckSeverity.ERROR if note.differs else dg.AssetCheckSeverity.WARN,
         description=_description(note, contract, now),
         metadata=metadata,
     )
@@ -163,7 +157,7 @@ def _waits_long(note: Verified, contract: TableContract, now: datetime) -> bool:
 
 def _description(note: Verified, contract: TableContract, now: datetime) -> str:
     known = f"{_capital(verified_in_words(note, now) or note.why)}."
-    if note.state == DIFFERS:
+    if note.differs:
         return f"{known} Read them again: omnisupport-ingest verify {contract.source} --repair"
     if note.state == NOT_COMPARABLE and note.waits_since is not None:
         return (
@@ -194,8 +188,7 @@ def _schedule(settings: Settings, source: str, job: str) -> dg.ScheduleDefinitio
     ) -> dg.RunRequest | dg.SkipReason:
         if not workspace.landing(source).landed().count:
             return dg.SkipReason(f"Nothing of {source} has landed.")
-        running = dg.RunsFilter(job_name=job, statuses=_UNFINISHED)
-        if context.instance.get_runs(running, limit=1):
+        if unfinished(context.instance, job):
             return dg.SkipReason("The comparison before is still running.")
         return dg.RunRequest()
 

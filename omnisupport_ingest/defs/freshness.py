@@ -27,9 +27,10 @@ _INTERVAL_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class FreshnessCursor(TickCursor):
-    """The tables whose check had failed when the sensor last recorded it."""
+    """The tables whose check had failed when the sensor last recorded it; None: it never did, or its cursor
+    is lost."""
 
-    red: tuple[str, ...] = ()
+    red: tuple[str, ...] | None = None
 
 
 def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.SensorDefinition:
@@ -55,7 +56,7 @@ def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.Sens
         found = tables_fresh(workspace, source, datetime.now(UTC), asset_of)
         red = {name for name, finding in found.items() if not finding.passed}
         # Runs record the check of a table that was and is fresh.
-        changed = sorted(red.symmetric_difference(seen.red) & found.keys())
+        changed = sorted(found if seen.red is None else red.symmetric_difference(seen.red) & found.keys())
         cursor = FreshnessCursor(tuple(sorted(red)))
         if not changed:
             return cursor.skipping(_summary(len(found), red))

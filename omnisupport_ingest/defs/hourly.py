@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 from omnisupport_ingest.checks.lake_checks import tables_complete
+from omnisupport_ingest.defs.run_history import unfinished
 from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_services import WEBSERVER
@@ -27,7 +28,8 @@ _INTERVAL_SECONDS = 30
 def hourly_schedule(source: str, job_name: str, minute: int, description: str) -> dg.ScheduleDefinition:
     """Return the schedule of a job at ``minute`` of every hour; it runs unless a person stops it.
 
-    It requests nothing while nothing of ``source`` has landed: a run would have no table to look at.
+    It requests nothing while nothing of ``source`` has landed: a run would have no table to look at. Nor does
+    it while an earlier run is not over: two would do the same work at once.
     """
 
     @dg.schedule(
@@ -38,11 +40,13 @@ def hourly_schedule(source: str, job_name: str, minute: int, description: str) -
         description=description,
     )
     def hourly(
-        _context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
+        context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.RunRequest | dg.SkipReason:
-        if workspace.landing(source).landed().count:
-            return dg.RunRequest()
-        return dg.SkipReason(f"Nothing of {source} has landed.")
+        if not workspace.landing(source).landed().count:
+            return dg.SkipReason(f"Nothing of {source} has landed.")
+        if unfinished(context.instance, job_name):
+            return dg.SkipReason("The run before waits or goes on.")
+        return dg.RunRequest()
 
     return hourly
 

@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.hourly import hourly_schedule
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
+from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG
 
 
 def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
@@ -50,11 +50,19 @@ class JobContent:
         return cls(source, frozenset(table_keys(contracts, source)), checks)
 
     def visiting(self, tables: Collection[str]) -> JobContent:
-        """Return the content without dimensions, and their checks, of tables that are not in ``tables``."""
-        visited = self.assets & set(keys.paths_to_tables(self.source, tables))
+        """Return the content without dimensions, and their checks, of tables that are not in ``tables``.
+
+        Nothing is left out if one of ``tables`` is not in it: a contract was added after these definitions
+        were loaded, and the run, which loads them again, may have it.
+        """
+        visited = set(keys.paths_to_tables(self.source, tables))
+        if not visited <= self.assets:
+            return self
         idle = self.assets - visited
         return JobContent(
-            self.source, visited, frozenset(key for key in self.checks if key.asset_key not in idle)
+            self.source,
+            frozenset(visited),
+            frozenset(key for key in self.checks if key.asset_key not in idle),
         )
 
 
@@ -91,7 +99,7 @@ def build_jobs(
         selection=dg.AssetSelection.checks(*log_checks, *audit_checks),
         description=f"Every check of {source}: the logs, the rows of the dimensions, the server.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: source, BESIDE_TAG: "true"},
+        tags={keys.SOURCE_TAG: source, BESIDE_TAG: BESIDE},
     )
     hourly = hourly_schedule(
         source, audit.name, 5, f"Runs every check of {source} at minute 5 of every hour."

@@ -38,7 +38,9 @@ def topics_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
         try:
-            source = KafkaSource.of(definition, workspace.contracts, workspace.home, workspace.settings)
+            workspace = workspace.current()
+            now = workspace.definition(definition.name)
+            source = KafkaSource.of(now, workspace.contracts, workspace.home, workspace.settings)
             report = source.sync(seconds=TICK_SECONDS)
         except IngestError as error:
             # The tick shows as skipped, with the fix; the next one tries again.

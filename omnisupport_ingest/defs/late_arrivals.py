@@ -9,12 +9,26 @@ from datetime import UTC, datetime
 import dagster as dg
 
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.backfills import Backfill, find_backfill, launch_backfill, windows_in_backfills
+from omnisupport_ingest.defs.backfills import (
+    CANCELLED,
+    Backfill,
+    ended_late_backfills,
+    find_backfill,
+    launch_backfill,
+    windows_in_backfills,
+)
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.layers.late_replay import Attempt, LateReplay, next_attempt, without_running
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.late_replay import (
+    AFTER_CANCEL,
+    Attempt,
+    LateReplay,
+    next_attempt,
+    waiting_windows,
+    without_running,
+)
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.wording import counted
 
@@ -36,10 +50,13 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
     def late_arrivals(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
-        found = pending_windows(workspace.current(), source).late
+        workspace = workspace.current()
+        if not workspace.contracts.of_source(source):
+            return dg.SensorResult(skip_reason=f"{source} has no contract any more.", cursor=context.cursor)
+        found = pending_windows(workspace, source).late
         if not found:
             return dg.SensorResult(skip_reason="No event waits in a closed window.", cursor=context.cursor)
-        end_lost_runs(context.instance, elsewhere=True)
+        end_lost_runs(context.instance)
         running = RunHistory(context.instance, source).in_progress()
         replayed = windows_in_backfills(context.instance, source)
         due = without_running(
@@ -52,14 +69,23 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
             reason = f"{late} received late events, which a backfill or a run in progress takes."
             return dg.SensorResult(skip_reason=reason, cursor=context.cursor)
 
+        now = datetime.now(UTC)
+        waiting = waiting_windows(ended_late_backfills(context.instance, source, now - AFTER_CANCEL), now)
+        due = tuple(each for each in due if each.window not in waiting)
+        if not due:
+            many, again = counted(len(waiting), "window"), min(waiting.values())
+            reason = f"The replay of {many} ended early; the next is at {again:%H:%M:%S} UTC."
+            return dg.SensorResult(skip_reason=reason, cursor=context.cursor)
+
         def find(backfill_id: str) -> Attempt | None:
             known = find_backfill(context.instance, backfill_id)
-            return None if known is None else Attempt(known.finished, known.requested_at)
+            return None if known is None else Attempt(known.ended_at, known.status == CANCELLED)
 
         replay = LateReplay(source, due)
-        attempt, waiting = next_attempt(replay, find, datetime.now(UTC))
+        # A replay of the same events that succeeded and left them waiting counts as failed too.
+        attempt, reason = next_attempt(replay, find, now)
         if attempt is None:
-            return dg.SensorResult(skip_reason=waiting, cursor=context.cursor)
+            return dg.SensorResult(skip_reason=reason, cursor=context.cursor)
         repository = context.repository_def
         assert repository is not None, "a sensor that Dagster evaluates has a repository"
         backfill_id = launch_backfill(

@@ -7,7 +7,8 @@ records its process by an identity that does not depend on the clock (``processe
 
 Records in a PostgreSQL may include runs of other machines, whose processes are not visible here. Only the
 daemon may treat such runs as lost: there is one daemon (``runtime/records_lease.py``), and it launches every
-run, so a run of another machine belongs to a daemon that is gone.
+run, so a run of another machine belongs to a daemon that is gone. Sensors may not: "Test sensor" in the UI of
+a machine that stands by evaluates them there.
 """
 
 from __future__ import annotations

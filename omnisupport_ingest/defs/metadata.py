@@ -28,8 +28,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs.keys import docs_address
 from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost, RuleResults
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.layers import deduped, net_changes, raw
-from omnisupport_ingest.layers.delayed_merge import waiting_merge
+from omnisupport_ingest.layers.dimension import net_changes
+from omnisupport_ingest.layers.dimension.delayed_merge import waiting_merge
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 
 RAW, DEDUPED, NET_CHANGES = raw.LAYER, deduped.LAYER, net_changes.LAYER
@@ -82,10 +83,11 @@ MEANINGS: Mapping[str, str] = {
     "detected_by": "What found each of these scenarios.",
     "rules_broken": "Events that break a rule of the contract, whatever its policy.",
     "rules_broken_by_name": "The same, by rule.",
-    "rules_share": "Share of the time that rules cost.",
+    "rules_share": "Share of the time of judging that rules cost; of the whole run it is less.",
     "exact_kernel_share": "Share of the run's events that went one by one through the exact kernel.",
     "content_hash_before": "The hash that a replay found.",
     "replay": "What the replay changed, and why: nothing, if the hashes are equal.",
+    "made_again": "Tables whose events changed contracts had made again; the files of the others stayed.",
     "keys_changed": "Keys whose net change the replay changed.",
     "delta_version": "Version of the Delta table.",
     "upstream_version": "Version of the table that it was made from.",
@@ -267,6 +269,8 @@ def _replay(checkpoint: Checkpoint) -> Mapping[str, dg.MetadataValue]:
             f"changed by {', '.join(checkpoint.changed_by)}" if checkpoint.changed_by else "no change"
         ),
     }
+    if checkpoint.made_again:
+        entries["made_again"] = MetadataValue.text(", ".join(checkpoint.made_again))
     if checkpoint.layer == NET_CHANGES:
         entries["keys_changed"] = MetadataValue.int(checkpoint.keys_changed or 0)
     return entries

@@ -17,12 +17,15 @@ import dagster as dg
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.defs.run_history import unfinished
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.lake_keys import dimension_keys
+from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG
 from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.sources.query.sync import SyncReport
 from omnisupport_ingest.wording import counted
@@ -46,8 +49,10 @@ def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
     def cursor(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
-        source = QuerySource.of(definition, workspace.contracts, workspace.home)
         try:
+            workspace = workspace.current()
+            now = workspace.definition(definition.name)
+            source = QuerySource.of(now, workspace.contracts, workspace.home)
             report = source.sync(seconds=TICK_SECONDS, no_further_than=_cursors(context.cursor))
         except IngestError as error:
             # The tick shows as skipped, with the fix; the cursor stays, and the next one tries again.
@@ -71,6 +76,7 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
     name = f"compare_{definition.name}"
 
     @dg.op(name=f"{name}_keys", out=dg.Out(dg.Nothing))
+    @unquoted
     def compare_keys(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
         source = QuerySource.of(definition, workspace.contracts, workspace.home)
         lake = dimension_keys(workspace, definition.name)
@@ -92,7 +98,7 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
         description=f"Compares the keys of {definition.name} with the lake: lands deletes, and rows that "
         "were missed.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: definition.name},
+        tags={keys.SOURCE_TAG: definition.name, BESIDE_TAG: BESIDE},
     )
     def compare() -> None:
         compare_keys()
@@ -115,6 +121,9 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
         number = str(int(datetime.now(UTC).timestamp()) // seconds)
         if context.cursor == number:
             return dg.SkipReason("The next comparison is not due yet.")
+        if unfinished(context.instance, name):
+            return dg.SkipReason("The comparison before waits or goes on.")
+        workspace = workspace.current()
         if workspace.landing(definition.name).current_epoch() is None:
             return dg.SkipReason("Nothing has landed yet.")
         if not pending_windows(workspace, definition.name).nothing:
@@ -141,7 +150,7 @@ def _summary(report: SyncReport) -> str:
     back = [each.table for each in report.tables if each.went_back]
     warned = f" The highest cursor of {', '.join(back)} went back: restored from a backup?" if back else ""
     if blocked := [each.table for each in report.tables if each.blocked]:
-        warned += f" Not read, as its schema has changed and its contract says block: {', '.join(blocked)}."
+        warned += f" Not read, as its schema has changed and a person has to decide: {', '.join(blocked)}."
     warned += "".join(f" {each.problem} Fix: {each.fix}" for each in report.faults)
     at = f"{report.clock:%H:%M:%S} UTC"
     landed = f"{counted(rows, 'row')} landed in {counted(len(report.batches), 'batch')}"

@@ -9,19 +9,21 @@ import dagster as dg
 
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import docs_metadata
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import page
-from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
+from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG
 
 
 @dg.asset(
     name="report",
     group_name="reports",
     description="One HTML page with plots: freshness, lag, latency, events, faults, growth and cost of runs. "
-    "Made from the manifests of landed batches and the tables' own logs; no value of a row is in it.",
+    "Made from the manifests of landed batches and the tables' Delta logs; no value of a row is in it.",
     kinds={"html"},
     metadata=docs_metadata("operate.md#the-report"),
 )
+@unquoted
 def report_page(
     context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.MaterializeResult[None]:
@@ -47,7 +49,7 @@ def build_report() -> dg.Definitions:
         selection=[report_page],
         description="Writes the report of all sources to the home.",
         executor_def=run_executor,
-        tags={BESIDE_TAG: "true"},
+        tags={BESIDE_TAG: BESIDE},
     )
     hourly = dg.ScheduleDefinition(
         name="hourly_report",

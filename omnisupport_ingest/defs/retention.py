@@ -1,7 +1,8 @@
 """Jobs that remove what is old, with their schedules.
 
-``sweep`` deletes replaced files of the lake once they are older than the contract allows. It runs every hour,
-because a table with many changing rows replaces its own size within minutes.
+``sweep`` deletes replaced files of the lake once they are older than the contract allows, and in a bucket
+the data of batches that never landed. It runs every hour, because a table with many changing rows replaces
+its own size within minutes.
 
 ``retention`` counts every night what contracts no longer keep, and removes it only if a setting says so,
 because removal is final. Runs of Dagster are removed only if a setting gives their age in days; then the
@@ -13,21 +14,29 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
+from omnisupport_ingest.defs.dagster_storage import remove_old_checks
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.defs.run_history import unfinished
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.removed import HISTORY
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import given_up
-from omnisupport_ingest.retention.old_files import sweep_old_files
+from omnisupport_ingest.retention.old_files import sweep_old_files, swept_sources
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out, to_remove
+from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG, remove_old_run_logs
 from omnisupport_ingest.settings import NightlyRetention
+from omnisupport_ingest.storage import has_landed
 
 JOB = "retention"
 SWEEP = "sweep"
 
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _AT_ONCE = 100
+
+_LANDING_KEPT = timedelta(days=1)
+"""Age below which the data of a batch that has not landed may be a running writer's."""
 
 
 def build_retention() -> dg.Definitions:
@@ -48,6 +57,7 @@ def build_retention() -> dg.Definitions:
         },
         out=dg.Out(dg.Nothing),
     )
+    @unquoted
     def remove_what_is_old(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
         asked: bool | None = context.op_config["apply"]
         applies = workspace.settings.retention is NightlyRetention.APPLY if asked is None else asked
@@ -84,6 +94,7 @@ def build_retention() -> dg.Definitions:
         "old versions of histories and others. Counts it, and removes it where OMNISUPPORT_RETENTION is "
         "apply. `omnisupport-ingest retention plan` shows what it is.",
         executor_def=run_executor,
+        tags={BESIDE_TAG: BESIDE},
     )
     def retention() -> None:
         remove_what_is_old()
@@ -99,6 +110,7 @@ def build_retention() -> dg.Definitions:
     def nightly_retention(
         _context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.RunRequest | dg.SkipReason:
+        workspace = workspace.current()
         sources = workspace.contracts.sources()
         given = any(given_up(workspace.contracts.of_source(source)) for source in sources)
         if given or workspace.settings.runs_kept_days is not None:
@@ -113,21 +125,34 @@ def _sweep() -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     @dg.op(
         name="sweep_old_files",
         description="Deletes files that no version of a table has held for as long as its contract keeps "
-        "them, and what a crash left.",
+        "them, and what a crash left, in a bucket the data of batches that never landed too. Deletes what "
+        "runs printed more than 30 days ago.",
         out=dg.Out(dg.Nothing),
     )
+    @unquoted
     def sweep_files(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
+        sources = list(swept_sources(workspace))
         swept = {
             f"{source}_old_files": dg.MetadataValue.int(sweep_old_files(workspace, source))
-            for source in workspace.contracts.sources()
+            for source in sources
+        } | {
+            f"{source}_batches_that_never_landed": dg.MetadataValue.int(
+                len(workspace.landing(source).sweep(_LANDING_KEPT))
+            )
+            for source in sources
+            # Opening landing makes its folder, and a source with that folder counts as landed.
+            if has_landed(workspace.home.path, source)
         }
-        context.add_output_metadata(swept)
+        context.add_output_metadata(
+            swept | {"logs_of_runs": dg.MetadataValue.int(remove_old_run_logs(workspace.home))}
+        )
 
     @dg.job(
         name=SWEEP,
         description="Deletes replaced files of the lake that are older than x-cdc.retention.old_files (a day "
         "by default), as `omnisupport-ingest sweep` does. No row and no event goes.",
         executor_def=run_executor,
+        tags={BESIDE_TAG: BESIDE},
     )
     def sweep_job() -> None:
         sweep_files()
@@ -141,9 +166,13 @@ def _sweep() -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
         "their contract keeps them.",
     )
     def hourly_sweep(
-        _context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
+        context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.RunRequest | dg.SkipReason:
-        if any(workspace.landing(source).landed().count for source in workspace.contracts.sources()):
+        if unfinished(context.instance, SWEEP):
+            return dg.SkipReason("The sweep before waits or goes on.")
+        home, sources = workspace.home.path, workspace.current().contracts.sources()
+        landed = (workspace.landing(source).landed() for source in sources if has_landed(home, source))
+        if any(each.count for each in landed):
             return dg.RunRequest()
         return dg.SkipReason("Nothing has landed yet.")
 
@@ -161,8 +190,11 @@ def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: 
     while runs := instance.get_run_ids(_old(before), limit=_AT_ONCE):
         for run_id in runs:
             with failpoint("dagster.old_run", run_id):
+                # First, as nobody finds the events of a run that is gone.
+                instance.event_log_storage.delete_events(run_id)
                 instance.delete_run(run_id)
             removed += 1
+    remove_old_checks(instance, before)
     rebuild_materializations(instance, workspace)
     return removed
 

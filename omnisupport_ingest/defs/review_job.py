@@ -10,9 +10,11 @@ from pydantic import Field
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.defs.step_errors import unquoted
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.deciding import decide
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG, REVIEW
 
 
 class Choice(Enum):
@@ -43,6 +45,7 @@ def build_review_job(source: str) -> dg.JobDefinition:
         description="Checks the decision and records it in the review ledger, in one commit.",
         out=dg.Out(dg.Nothing),
     )
+    @unquoted
     def decide_events(
         context: dg.OpExecutionContext, config: ReviewConfig, workspace: dg.ResourceParam[Workspace]
     ) -> None:
@@ -70,7 +73,7 @@ def build_review_job(source: str) -> dg.JobDefinition:
         description=f"Release or discard events in quarantine of {source}; the sensor then requests runs of "
         "their windows.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: source},
+        tags={keys.SOURCE_TAG: source, BESIDE_TAG: REVIEW},
     )
     def review() -> None:
         decide_events()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 
 import dagster as dg
 
@@ -20,10 +23,36 @@ _FAILED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, *_FAILED]
 
 _LOOK_BACK = 20
-"""Failures in a row are counted up to this many runs; the wait between attempts reaches its limit earlier."""
+"""Runs in a row are counted up to this many; the wait between attempts reaches its limit earlier."""
 
 _RANGE_START = "dagster/asset_partition_range_start"
 _RANGE_END = "dagster/asset_partition_range_end"
+
+
+@dataclass(frozen=True, slots=True)
+class InARow:
+    """How many of the newest runs ended alike (``count``), and when the last of them ended; None if none."""
+
+    count: int = 0
+    ended: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The recorded runs of one range at one cursor.
+
+    ``attempt``: the highest number of an attempt; 0 without one. ``in_vain``: the newest runs, if they
+    succeeded and were requested for the same batches by the same rules. If the range is pending even so, they
+    have settled nothing.
+    """
+
+    attempt: int
+    in_vain: InARow
+
+
+def unfinished(instance: dg.DagsterInstance, job_name: str) -> Sequence[dg.DagsterRun]:
+    """Return the runs of a job that wait or go on."""
+    return instance.get_runs(dg.RunsFilter(job_name=job_name, statuses=_IN_PROGRESS))
 
 
 class RunHistory:
@@ -56,21 +85,43 @@ class RunHistory:
         wanted = dg.RunsFilter(job_name=self._job, statuses=_IN_PROGRESS)
         return self._instance.get_runs_count(wanted) > 0
 
-    def attempts(self, last_batch_id: str | None, first: str, last: str) -> int:
-        """Return how many runs were ever requested for this range at this cursor."""
-        tags = {keys.CURSOR_TAG: last_batch_id or "", _RANGE_START: first, _RANGE_END: last}
-        return self._instance.get_runs_count(dg.RunsFilter(job_name=self._job, tags=tags))
+    def tried(self, last_batch_id: str | None, windows: WindowRange, digest: str = "") -> Tried:
+        """Return the runs that were requested for ``windows`` at this cursor. ``digest``: of
+        what is pending now (``Pending.digest``).
 
-    def failures_in_a_row(self) -> tuple[int, datetime | None]:
-        """Return how many ingest runs failed since the last success, and when the last of them ended."""
-        records = self._instance.get_run_records(
-            dg.RunsFilter(job_name=self._job, statuses=_FINISHED), limit=_LOOK_BACK
+        Attempts have numbers, because older runs may be deleted: their count could fall, and a number that
+        was given already makes no new run.
+        """
+        tags = {
+            keys.CURSOR_TAG: last_batch_id or "",
+            _RANGE_START: windows.first,
+            _RANGE_END: windows.last,
+        }
+        records = self._newest(dg.RunsFilter(job_name=self._job, tags=tags))
+        numbers = [each.dagster_run.tags.get(keys.ATTEMPT_TAG, "") for each in records]
+        return Tried(
+            max((int(each) for each in numbers if each.isdecimal()), default=0),
+            _in_a_row(
+                records,
+                lambda run: (
+                    run.status is dg.DagsterRunStatus.SUCCESS and run.tags.get(keys.PENDING_TAG) == digest
+                ),
+            ),
         )
-        failures, ended = 0, None
-        for record in records:
-            if record.dagster_run.status not in _FAILED:
-                break
-            failures += 1
-            moment = record.end_time or record.update_timestamp.timestamp()
-            ended = max(ended or 0.0, moment)
-        return failures, datetime.fromtimestamp(ended, UTC) if ended is not None else None
+
+    def failures_in_a_row(self) -> InARow:
+        """Return the ingest runs that failed since the last success."""
+        records = self._newest(dg.RunsFilter(job_name=self._job, statuses=_FINISHED))
+        return _in_a_row(records, lambda run: run.status in _FAILED)
+
+    def _newest(self, wanted: dg.RunsFilter) -> Sequence[dg.RunRecord]:
+        return self._instance.get_run_records(wanted, limit=_LOOK_BACK)
+
+
+def _in_a_row(records: Sequence[dg.RunRecord], alike: Callable[[dg.DagsterRun], bool]) -> InARow:
+    """Return the first of ``records``, newest first, whose runs are ``alike``."""
+    found = list(takewhile(lambda record: alike(record.dagster_run), records))
+    if not found:
+        return InARow()
+    ended = max(each.end_time or each.update_timestamp.timestamp() for each in found)
+    return InARow(len(found), datetime.fromtimestamp(ended, UTC))

@@ -5,8 +5,8 @@ everything imported. If that process is missing, dead, or has imported outdated 
 starts the run. A run records its process before it begins, so it can be ended and monitored whoever launched
 it.
 
-``PromptRunCoordinator`` launches the sensors' ingest runs as soon as they are requested. All other runs go
-through Dagster's queue, which the daemon reads every few seconds.
+``PromptRunCoordinator`` launches the sensors' ingest runs as soon as the daemon requests them. All other runs
+go through Dagster's queue, which the daemon reads every few seconds.
 
 The imports below are private names of Dagster. ``dagster.yaml`` names both classes, so every process that
 opens the instance fails with an error if one has moved.
@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import dagster as dg
 from dagster._cli.api import _execute_run_command_body
@@ -71,10 +71,10 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
     def terminate(self, run_id: str) -> bool:
         run = self._instance.get_run_by_id(run_id)
         process = ProcessIdentity.parse(run.tags.get(PROCESS_TAG, "")) if run is not None else None
-        if run is None or run.is_finished or process is None or GRPC_INFO_TAG in run.tags:
+        if run is None or run.is_finished or run.tags.get(GRPC_INFO_TAG):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
-        if is_elsewhere(process):
-            # The machine that runs it can end it; if that machine is gone, the daemon notices.
+        if process is None or is_elsewhere(process):
+            # Nothing has begun. Or the machine that runs it can end it; if it is gone, the daemon notices.
             return False
         _interrupt(self._instance, run, process)
         if not process.lives():
@@ -110,13 +110,18 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
     free, and no more of them run than ``dagster.yaml`` allows for their tag.
     """
 
+    in_daemon: ClassVar[bool] = False
+    """Whether this process is the daemon, which alone may launch runs. A run that a person requests in the UI
+    is submitted by a webserver, perhaps of another machine, and waits in the queue for the daemon."""
+
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
-        # A run that a person requests again in the UI comes from a webserver, perhaps on another machine than
-        # the daemon, and only the daemon may launch runs.
-        of_sensor = TAKE_NEW_TAG in run.tags and run.parent_run_id is None
-        if run.status is not dg.DagsterRunStatus.NOT_STARTED or not of_sensor:
-            # No failpoint: Dagster's own call, which requests, launches or ends a run.
+        at_once = self.in_daemon and TAKE_NEW_TAG in run.tags
+        # A run that a person requests again has all the tags of its parent.
+        if inherited := {each: "" for each in (PROCESS_TAG, GRPC_INFO_TAG) if each in run.tags}:
+            self._instance.add_run_tags(run.run_id, inherited)
+        if run.status is not dg.DagsterRunStatus.NOT_STARTED or not at_once:
+            # No failpoint: Dagster's own calls, before a run has begun.
             return super().submit_run(context)
         running = self._instance.get_runs(dg.RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES))
         queue = self._instance.get_concurrency_config().run_queue_config

@@ -6,7 +6,7 @@ they are requested again with a new run key.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -16,15 +16,16 @@ import dagster as dg
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
-from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.defs.run_history import InARow, RunHistory
 from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.layers.pending import GAP_FOUND, Pending, pending_soon, pending_windows
-from omnisupport_ingest.layers.run_requests import RunPlan, plan_runs, retry_at
+from omnisupport_ingest.layers.scheduling.pending import GAP_FOUND, Pending, pending_soon, pending_windows
+from omnisupport_ingest.layers.scheduling.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
+from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest.wording import counted
 
 BATCHES_PER_TICK = 500
@@ -80,6 +81,8 @@ def wal_batches_sensor(
         patience = PATIENCE_SECONDS if captured else FILES_PATIENCE_SECONDS
         give_up = time.monotonic() + patience
         workspace = workspace.current()
+        if not workspace.contracts.of_source(source):
+            return dg.SensorResult(skip_reason=f"{source} has no contract any more.", cursor=context.cursor)
         stopping = partial(is_stopping, workspace.home.run, DAEMON)
         pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=patience, ended=stopping)
         history = RunHistory(context.instance, source)
@@ -93,13 +96,13 @@ def wal_batches_sensor(
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn)
             return _nothing(_all_committed(pending), cursor, observations)
 
-        end_lost_runs(context.instance, elsewhere=True)
-        failures, last_failure = history.failures_in_a_row()
-        if last_failure is not None and now < (again := retry_at(failures, last_failure)):
+        end_lost_runs(context.instance)
+        failed = history.failures_in_a_row()
+        if (again := _again_at(failed, now)) is not None:
             # Nothing is requested, so the attempt stays the same.
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
-            failed = counted(failures, "run")
-            reason = f"{failed} failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
+            runs = counted(failed.count, "run")
+            reason = f"{runs} failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
             return _nothing(reason, cursor, observations)
 
         if history.ingesting():
@@ -115,14 +118,17 @@ def wal_batches_sensor(
             in_progress=history.in_progress(),
             newest=newest or pending.windows[0],
         )
-        requests = [
-            _request(job, pending, history.attempts(pending.last_batch_id, first, last) + 1, first, last)
-            for first, last in ((each.first, each.last) for each in plan.ranges)
-        ]
+        requests, waiting = [], []
+        for each in plan.ranges:
+            tried = history.tried(pending.last_batch_id, each, pending.digest)
+            if (again := _again_at(tried.in_vain, now)) is not None:
+                waiting.append(again)
+            else:
+                requests.append(_request(job, pending, tried.attempt + 1, each))
         attempt = max((int(each.tags[keys.ATTEMPT_TAG]) for each in requests), default=seen.attempt)
         cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, attempt)
         if not requests:
-            return _nothing(_why_waiting(plan), cursor, observations)
+            return _nothing(_why_waiting(plan, waiting), cursor, observations)
         with failpoint("sensor.answer"):
             return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
 
@@ -139,7 +145,16 @@ def _wait_for_run(history: RunHistory, give_up: float, *, ended: Callable[[], bo
     return waited
 
 
-def _request(job: JobContent, pending: Pending, attempt: int, first: str, last: str) -> dg.RunRequest:
+def _again_at(runs: InARow, now: datetime) -> datetime | None:
+    """Return when to try again after ``runs`` that failed or settled nothing; None if now."""
+    if runs.ended is None:
+        return None
+    again = retry_at(runs.count, runs.ended)
+    return again if now < again else None
+
+
+def _request(job: JobContent, pending: Pending, attempt: int, windows: WindowRange) -> dg.RunRequest:
+    first, last = windows.first, windows.last
     content = job.visiting(pending.tables)
     whole = content == job
     return dg.RunRequest(
@@ -150,6 +165,7 @@ def _request(job: JobContent, pending: Pending, attempt: int, first: str, last: 
             "dagster/asset_partition_range_end": last,
             keys.CURSOR_TAG: pending.last_batch_id or "",
             keys.ATTEMPT_TAG: str(attempt),
+            keys.PENDING_TAG: pending.digest,
         },
         # A table without new events costs nothing. Without named checks, Dagster runs only those of the
         # assets.
@@ -174,8 +190,13 @@ def _all_committed(pending: Pending) -> str:
     return f"All that has landed is committed: {landed}, up to {pending.last_batch_id}."
 
 
-def _why_waiting(plan: RunPlan) -> str:
+def _why_waiting(plan: RunPlan, in_vain: Sequence[datetime]) -> str:
     reasons = []
+    if in_vain:
+        reasons.append(
+            f"runs that succeeded left {counted(len(in_vain), 'range')} of windows pending; the next attempt "
+            f"is at {min(in_vain):%H:%M:%S} UTC"
+        )
     if plan.running:
         reasons.append(f"a run in progress covers {counted(len(plan.running), 'window')}")
     if plan.ahead:

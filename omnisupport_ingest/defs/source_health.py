@@ -11,6 +11,7 @@ import dagster as dg
 
 from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.workspace import Workspace
@@ -46,6 +47,7 @@ def source_health_check(definition: SourceDefinition) -> dg.AssetChecksDefinitio
         name=CHECK,
         description="Whether slot, kept WAL and publication of the source are well, with time to spare.",
     )
+    @unquoted
     def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
         health = _health(workspace, definition)
         return dg.AssetCheckResult(

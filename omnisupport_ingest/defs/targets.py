@@ -2,9 +2,9 @@
 state has changed.
 
 Ingest runs do not write to targets: a warehouse that does not answer fails only its own run. The sensor
-requests another run every few minutes while the target is not at the version of the lake. It also requests
-one an hour after the last, because only a sync sees that a target was restored, emptied or moved to another
-server.
+requests another run every few minutes while the target is not at the version of the lake and no run of it
+waits or goes on. It also requests one an hour after the last, because only a sync sees that a target was
+restored, emptied or moved to another server.
 """
 
 import time
@@ -15,9 +15,13 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import docs_metadata
+from omnisupport_ingest.defs.run_history import unfinished
+from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG, TARGET
 from omnisupport_ingest.targets.sync import sync_target
+from omnisupport_ingest.wording import counted
 
 RETRY_SECONDS = 300
 """After this time, another run with the same work is requested."""
@@ -41,7 +45,7 @@ def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
         selection=dg.AssetSelection.assets(*map(keys.target_key, contracts)),
         description=f"Writes to the targets of {source} what they lack.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: source},
+        tags={keys.SOURCE_TAG: source, BESIDE_TAG: TARGET},
     )
 
     @dg.sensor(
@@ -55,10 +59,21 @@ def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
     def due(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult | dg.SkipReason:
-        now = time.time()
-        found = [_request(context.instance, workspace, contract, now) for contract in contracts]
+        now, workspace = time.time(), workspace.current()
+        # A run without a selection is of every target.
+        busy = [run.asset_selection for run in unfinished(context.instance, name)]
+        free = [
+            each
+            for each in contracts
+            if not any(selection is None or keys.target_key(each) in selection for selection in busy)
+        ]
+        found = [_request(context.instance, workspace, contract, now) for contract in free]
         requests = [each for each in found if each is not None]
         if not requests:
+            if synced := len(contracts) - len(free):
+                return dg.SkipReason(
+                    f"{counted(synced, 'target')} of {len(contracts)}: a sync runs or waits."
+                )
             return dg.SkipReason(
                 "Every target was synced within the last hour, at the version of its current state."
             )
@@ -88,6 +103,7 @@ def target_asset(contract: TableContract) -> dg.AssetsDefinition:
         metadata=docs_metadata("targets.md"),
         pool=keys.pool_of(key),
     )
+    @unquoted
     def sync(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.Output[None]:
         started = time.monotonic()
         done = sync_target(workspace, contract)

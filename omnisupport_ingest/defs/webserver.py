@@ -44,7 +44,7 @@ _HEADERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestFacts:
     """The parts of a request that the guard reads.
 
     ``method``: ``WEBSOCKET`` for the opening of a WebSocket. ``port``: the port on which this server listens;
@@ -57,7 +57,7 @@ class Asked:
     headers: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, scope: Scope) -> Asked:
+    def of(cls, scope: Scope) -> RequestFacts:
         headers: dict[str, tuple[str, ...]] = {}
         for name, value in scope["headers"]:
             key = name.decode("latin-1").lower()
@@ -70,7 +70,7 @@ class Asked:
         return next(iter(self.headers.get(name, ())), None)
 
 
-def refusal(asked: Asked, hosts: frozenset[str]) -> str | None:
+def refusal(asked: RequestFacts, hosts: frozenset[str]) -> str | None:
     """Return why a request is refused; None if it is answered.
 
     ``hosts``: the names, with a port unless it is the scheme's, under which a reverse proxy shows the UI.
@@ -109,7 +109,7 @@ def _is_own_origin(origin: str, host: str, own: set[str], hosts: frozenset[str])
     return scheme in ("http", "https") and authority in hosts
 
 
-def _opens_a_page(asked: Asked) -> bool:
+def _opens_a_page(asked: RequestFacts) -> bool:
     """Return whether the request follows a link, for example from a wiki or an alarm: it only shows a
     page."""
     how = (asked.method, asked.header("sec-fetch-mode"), asked.header("sec-fetch-dest"))
@@ -138,7 +138,7 @@ class RequestGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        reason = refusal(Asked.of(scope), self._hosts)
+        reason = refusal(RequestFacts.of(scope), self._hosts)
         if reason is not None:
             await _refuse(scope, send, f"The Dagster UI refuses this request: {reason.strip()}\n")
             return

@@ -37,6 +37,10 @@ MOST_ROWS = 200_000
 keys."""
 
 
+Sizes = tuple[int, int]
+"""Numbers of rows of a range, of the source and of the lake."""
+
+
 class Side(Protocol):
     """The rows of one table on one side."""
 
@@ -60,7 +64,7 @@ class Differing:
     """What differs.
 
     ``rows``: number of rows of the source in everything compared. ``spans``: the smallest ranges that differ.
-    ``keys``: the differing keys, in order; if ``more``, there are others.
+    ``keys``: the differing keys, in order; if ``more``, there are others, or a side has more rows than keys.
     """
 
     rows: int
@@ -93,18 +97,18 @@ def differing(
         if each not in passed_over
     ]
     rows = sum(one.rows for _, one, _ in compared)
-    wrong = {each: max(one.rows, other.rows) for each, one, other in compared if one != other}
+    wrong = {each: (one.rows, other.rows) for each, one, other in compared if one != other}
     for _ in range(STEPS):
-        large = [each for each, size in wrong.items() if size > LEAF_ROWS]
+        large = [each for each, sizes in wrong.items() if max(sizes) > LEAF_ROWS]
         finer = {each: inner for each in large if (inner := lake.cuts(each, PARTS))}
         if not finer:
             break
         within = _of_cut(source, lake, finer)
         # Keep the order of keys: the cuts must ascend.
         wrong = {
-            part: size
+            part: sizes
             for each, whole in wrong.items()
-            for part, size in (within[each].items() if each in finer else ((each, whole),))
+            for part, sizes in (within[each].items() if each in finer else ((each, whole),))
         }
     return _by_rows(source, lake, rows, wrong)
 
@@ -126,9 +130,9 @@ def _both(
 
 def _of_cut(
     source: Side, lake: CutSide, finer: Mapping[KeySpan, list[str]]
-) -> dict[KeySpan, dict[KeySpan, int]]:
+) -> dict[KeySpan, dict[KeySpan, Sizes]]:
     """Cut each range at its cuts in ``finer``; return, for each range, its parts that differ with their
-    number of rows."""
+    numbers of rows."""
     inside = list(finer)
     parts_of = {span: ranges_of(span, inner) for span, inner in finer.items()}
     parts = [part for each in parts_of.values() for part in each]
@@ -136,28 +140,32 @@ def _of_cut(
     cuts = [part.start for part in parts if part.start is not None]
     theirs, ours = _both(source, lake, cuts, inside)
     number_of = {cut: number for number, cut in enumerate(cuts, start=1)}
-    wrong: dict[KeySpan, dict[KeySpan, int]] = {span: {} for span in inside}
+    wrong: dict[KeySpan, dict[KeySpan, Sizes]] = {span: {} for span in inside}
     for span, of_span in parts_of.items():
         for part in of_span:
             number = 0 if part.start is None else number_of[part.start]
             if theirs[number] != ours[number]:
-                wrong[span][part] = max(theirs[number].rows, ours[number].rows)
+                wrong[span][part] = theirs[number].rows, ours[number].rows
     return wrong
 
 
-def _by_rows(source: Side, lake: Side, rows: int, wrong: Mapping[KeySpan, int]) -> Differing:
+def _by_rows(source: Side, lake: Side, rows: int, wrong: Mapping[KeySpan, Sizes]) -> Differing:
     chosen: list[KeySpan] = []
     budget = MOST_ROWS
-    for span, size in wrong.items():
-        if size <= budget:
+    for span, sizes in wrong.items():
+        if max(sizes) <= budget:
             chosen.append(span)
-            budget -= size
+            budget -= max(sizes)
     keys: tuple[Key, ...] = ()
+    twice = False
     if chosen:
         theirs, ours = source.numbers(chosen), lake.numbers(chosen)
         keys = tuple(sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)))
-    # If the lake has a row twice, its key is there once, and only the checksum shows it.
-    return Differing(rows, tuple(wrong), keys, more=len(chosen) < len(wrong) or bool(wrong and not keys))
+        # If the lake has a row twice, its key is there once, and only the checksum shows it.
+        counted = [sum(wrong[span][side] for span in chosen) for side in (0, 1)]
+        twice = counted != [len(theirs), len(ours)]
+    more = twice or len(chosen) < len(wrong) or bool(wrong and not keys)
+    return Differing(rows, tuple(wrong), keys, more=more)
 
 
 @dataclass(frozen=True)

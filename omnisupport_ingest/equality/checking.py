@@ -22,6 +22,7 @@ from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, by_number
 from omnisupport_ingest.equality.bisecting import Differing, Remaining, Unchanged, differing
 from omnisupport_ingest.equality.known_ranges import (
     Budget,
+    KnownRanges,
     Look,
     known_ranges,
     made_of,
@@ -29,7 +30,7 @@ from omnisupport_ingest.equality.known_ranges import (
     write_known_ranges,
 )
 from omnisupport_ingest.equality.standing import MOST_LEFT_OUT, NotComparable, comparable
-from omnisupport_ingest.layers.quarantine_files import EventsGone
+from omnisupport_ingest.layers.events.quarantine_files import EventsGone
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import remove_left_behind, scratch_folder
 from omnisupport_ingest.read.as_of import TableIncomplete
@@ -44,7 +45,7 @@ from omnisupport_ingest.read.verified import (
     verified_of,
     write_verified,
 )
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.errors import (
     ColumnsNotSent,
     SourceUnavailable,
@@ -217,7 +218,7 @@ class _Round:
         if why_not is not None:
             note = not_comparable(self.workspace, contract, why_not).note
         else:
-            note = self._note(contract, state, moment, known.equal, differing_rows)
+            note = self._note(contract, state, moment, known, differing_rows)
         note = replace(note, rows=rows_equal, left_out=len(compared.moved), read=read)
         note = replace(note, seconds=round(time.monotonic() - began, 2))
         return Checked(contract, note, differing_rows)
@@ -250,23 +251,26 @@ class _Round:
         contract: TableContract,
         state: str,
         moment: Moment,
-        whole_equal: Moment | None,
+        known: KnownRanges,
         differing_rows: Differing,
     ) -> Verified:
-        """Return the note of a table that was compared.
-
-        ``whole_equal``: the oldest moment at which a part of the table was equal; None unless all parts were
-        equal once.
-        """
+        """Return the note of a table that was compared. ``known``: what is known of its ranges now."""
         before = verified_of(self.workspace.home, contract)
         through = before.through if before is not None else None
+        since = before.first_known_to_differ if before is not None else None
         note = Verified(contract.name, state, datetime.now(UTC))
         if state == DIFFERS:
             why = f"{_differ(differing_rows)} from the source at LSN {moment.lsn}"
-            return replace(note, differing=len(differing_rows.keys), why=why, through=through)
+            note = replace(note, differs_since=since or note.checked_at, through=through)
+            return replace(note, differing=len(differing_rows.keys), why=why)
         if state == EQUAL:
             return replace(note, why=f"equal to the source at LSN {moment.lsn}", through=moment)
         why = f"what was compared is equal to the source at LSN {moment.lsn}"
+        whole_equal = known.equal
+        if before is not None and since is not None and (whole_equal is None or known.differs):
+            differs = "what differs" if known.differs else "all that may differ"
+            why = f"{why}; {differs} was not compared again yet"
+            return replace(note, why=why, through=through, differs_since=since, differing=before.differing)
         if whole_equal is not None:
             why = f"{why}, and the rest was at LSN {whole_equal.lsn} or later"
         return replace(note, why=why, through=whole_equal or through)
@@ -275,7 +279,7 @@ class _Round:
 def not_comparable(workspace: Workspace, contract: TableContract, why: str, seconds: float = 0.0) -> Checked:
     """Return the result for a table that cannot be compared now because of ``why``.
 
-    The last verdict stays.
+    What was last known stays: when it was equal, and that it differs.
     """
     before = verified_of(workspace.home, contract)
     now = datetime.now(UTC)
@@ -287,7 +291,8 @@ def not_comparable(workspace: Workspace, contract: TableContract, why: str, seco
         checked_at=now,
         rows=0,
         left_out=0,
-        differing=0,
+        differing=note.differing if note.differs else 0,
+        differs_since=note.first_known_to_differ,
         read=0,
         why=why,
         seconds=round(seconds, 2),

@@ -31,12 +31,11 @@ from omnisupport_ingest.contracts.row_checksum import (
     RowChecksum,
     RowVersions,
     checked_columns,
-    living_alone,
 )
 from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.read.verified import Moment, folder_of
+from omnisupport_ingest.read.verified import RANGES, Moment, folder_of
 from omnisupport_ingest.records import decode_note, encode_line
 
 READ_AGAIN_AFTER = timedelta(days=1)
@@ -48,7 +47,7 @@ LOOKS_FOR_A_READ = 10
 _LOOKS = 8
 """Tenths of a budget that may be spent on looking."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the way in which the checksum of a row is computed. A new version makes earlier checksums
 invalid."""
 
@@ -181,6 +180,11 @@ class KnownRanges:
         return self.holding(starts, whole_numbers=whole_numbers) | first
 
     @property
+    def differs(self) -> bool:
+        """Whether a range is known to differ."""
+        return any(each.differed for each in self.ranges)
+
+    @property
     def equal(self) -> Moment | None:
         """The oldest moment at which a range was equal; None if any range never was."""
         moments = [each.equal for each in self.ranges if each.equal is not None]
@@ -220,14 +224,14 @@ def made_of(contract: TableContract, epoch: int, definition: str) -> str:
     ``definition``: of the table at the source, and the timeline. The epoch is in the hash, because in another
     epoch the source may be another server, with other transactions of the same numbers.
     """
-    columns = [[each.name, each.type.kind.name] for each in checked_columns(contract)]
-    mark = contract.soft_delete_column if living_alone(contract) else None
-    parts = [_FORMAT, epoch, definition, list(contract.key), columns, mark]
+    types = [(each.name, each.type) for each in checked_columns(contract)]
+    columns = [[name, of_type.kind.name, of_type.precision, of_type.scale] for name, of_type in types]
+    parts = [_FORMAT, epoch, definition, list(contract.key), columns, contract.soft_delete_column]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _file(home: Home, contract: TableContract) -> Path:
-    return folder_of(home, contract) / f"{contract.name}.ranges.json"
+    return folder_of(home, contract.source) / f"{contract.name}{RANGES}"
 
 
 def part_to_look_at(ranges: Sequence[KnownRange], budget: int | None) -> range:

@@ -15,8 +15,8 @@ from omnisupport_ingest.contracts.row_checksum import Key, by_number
 from omnisupport_ingest.equality.bisecting import Differing
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import NoKeyRange, key_range
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequest, SnapshotRequests
 
@@ -53,7 +53,8 @@ def ranges_to_read(differing: Differing, *, whole_numbers: bool) -> list[Bounds]
     """Return the ranges to read again; an empty list if nothing differs. Pure.
 
     Each differing key is a range, and neighbours are joined. If not all keys are known, the differing spans
-    are the ranges.
+    are the ranges. Too many become one range of the first key column: keys are in its order here, not in
+    that of the other columns.
     """
     ranges: list[Bounds]
     if differing.keys and not differing.more:
@@ -68,8 +69,12 @@ def ranges_to_read(differing: Differing, *, whole_numbers: bool) -> list[Bounds]
             for span in differing.spans
         ]
     if len(ranges) > MOST_RANGES:
-        return [(ranges[0][0], ranges[-1][1])]
+        return [(_first_column(ranges[0][0]), _first_column(ranges[-1][1]))]
     return ranges
+
+
+def _first_column(bound: Sequence[str] | None) -> Sequence[str] | None:
+    return None if bound is None else bound[:1]
 
 
 def _neighbours(keys: Sequence[Key], *, whole_numbers: bool) -> Iterator[Bounds]:

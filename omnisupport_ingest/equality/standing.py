@@ -16,9 +16,9 @@ from omnisupport_ingest.contracts.row_checksum import Key
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.layers.retyping import waiting
-from omnisupport_ingest.layers.shown import Shown, judging_rules_of
-from omnisupport_ingest.layers.taken_in import DimensionVersion
+from omnisupport_ingest.layers.dimension.shown_net_changes import Shown, judging_rules_of
+from omnisupport_ingest.layers.histories.consumed_events import DimensionVersion
+from omnisupport_ingest.layers.type_changes import waiting
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
@@ -72,7 +72,7 @@ def comparable(workspace: Workspace, contract: TableContract, lsn: Lsn, deadline
             raise _not(lacks)
         time.sleep(_LOOK_SECONDS)
     epoch = _epoch(workspace, contract.source)
-    version = DimensionVersion.newest(workspace, contract)
+    version = DimensionVersion.newest(workspace, contract, epoch, lsn)
     # Check this after the version is pinned: a snapshot of the table may have landed meanwhile.
     require_complete(workspace, contract.source, [contract], Position(epoch, lsn, 0))
     since = Sample(None, version.accepted, version.withheld, epoch, lsn.value)

@@ -65,7 +65,11 @@ class Checkpoint:
     kernel, from 0 to 1; None where it was not counted. ``rules``: None where no rule was checked.
 
     ``closed``: the watermark had passed the window's end and allowed lateness, and the content was written
-    whole or compacted since. Events that arrive later open the window again.
+    whole or compacted since. Events that arrive later open the window again. ``closed_by``: the run that
+    closed it; None if it is open, or an earlier program version closed it.
+
+    ``made_again``: tables (``schema.table``) whose events the last commit made again because their contracts
+    changed, while the files of the window's other tables stayed; empty if it was not such a commit.
 
     ``merges``: costs of the last few in-place updates, the newest last. ``marked``: None where no row is
     marked and no file is fresh.
@@ -104,3 +108,5 @@ class Checkpoint:
     marked: MarkedRows | None = None
     exact_share: float | None = None
     rules: RuleResults | None = None
+    made_again: tuple[str, ...] = ()
+    closed_by: str | None = None

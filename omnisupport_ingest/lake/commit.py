@@ -183,7 +183,10 @@ def commit_actions(
         newest = DeltaTable(handle.table_uri).version()
         # The object store's listing may not show yet the entry that refused ours.
         if newest == version and not storage_of(folder).exists(entry_file(folder, version + 1)):
-            raise
+            # S3 refuses both of two puts at once with 409 (ConditionalRequestConflict): no entry is there.
+            if not writer or "Failed to commit transaction" not in str(error):
+                raise
+            raise conflict(handle.table_uri, version, version + 1) from error
         newest = max(newest, version + 1)
         # The library may have put our entry, lost the answer, and been refused by that entry when it retried.
         if writer and _is_by(writer, entry_file(folder, version + 1)):

@@ -328,5 +328,5 @@ def _damaged(where: str, problem: str) -> VectorDamaged:
     return VectorDamaged(
         f"{where} {problem}.",
         fix="Restore the table's folder from a backup; or remove it, and `omnisupport-ingest materialize` "
-        "makes the table anew.",
+        "makes the table anew. In a bucket these are its objects, and the copies of them in each home.",
     )

@@ -19,19 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnisupport_ingest.bucket import BucketStorage
+from omnisupport_ingest.bucket.storage import BucketStorage
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import StagedFileMissing
 from omnisupport_ingest.lake.stats import rows_in
-from omnisupport_ingest.storage import DRAFTS, StorageUnreachable, storage_of
+from omnisupport_ingest.storage import AT_ONCE, DRAFTS, StorageUnreachable, storage_of
 from omnisupport_ingest.visiting import Visit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_AT_ONCE = 8
-"""Files that are uploaded or downloaded at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,7 @@ class Drafts:
             return
         self.visit.begin()
         # No failpoint: a draft that no table names yet.
-        self.visit.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix="draft-", dir=self.visit.folder))
+        own = Path(tempfile.mkdtemp(prefix="draft-", dir=self.visit.make_folder()))
         try:
             yield own
         finally:
@@ -162,6 +158,6 @@ class Drafts:
 
 
 def _each(do: Callable[[str], None], names: Collection[str]) -> None:
-    with ThreadPoolExecutor(min(_AT_ONCE, len(names) or 1)) as pool:
+    with ThreadPoolExecutor(min(AT_ONCE, len(names) or 1)) as pool:
         for _ in pool.map(do, names):
             pass

@@ -104,7 +104,7 @@ class KeyFile(StoredFile):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRange:
+class FileRange:
     """Keys from ``start`` (inclusive) to ``end`` (exclusive), None for no bound, and the files that hold
     them: none, one, or several small files that an update combines."""
 
@@ -206,7 +206,7 @@ def _name_in(path: str) -> str:
 
 def ranges_of(
     files: Sequence[KeyFile], cuts: Iterable[Bound] = (), *, rows_together: int = 0
-) -> list[KeyRange]:
+) -> list[FileRange]:
     """Return the key ranges of ``files`` in order, split further at ``cuts``; without files one open range.
 
     Neighbouring files with up to ``rows_together`` rows together share a range.
@@ -222,19 +222,19 @@ def ranges_of(
     held = groups[0] if groups else ()
     ranges, start = [], None
     for bound in bounds:
-        ranges.append(KeyRange(start, bound, held))
+        ranges.append(FileRange(start, bound, held))
         start, held = bound, starts.get(bound, held)
-    return [*ranges, KeyRange(start, None, held)]
+    return [*ranges, FileRange(start, None, held)]
 
 
-def range_numbers(values: npt.NDArray[Any], ranges: Sequence[KeyRange]) -> npt.NDArray[np.int32]:
+def range_numbers(values: npt.NDArray[Any], ranges: Sequence[FileRange]) -> npt.NDArray[np.int32]:
     """Return for each value the index of its range."""
     starts = [each.start for each in ranges[1:]]
     bounds = np.array(starts, dtype=values.dtype if values.dtype != object else object)
     return np.searchsorted(bounds, values, side="right").astype(np.int32)
 
 
-def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
+def read_range(of: FileRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
     """Read the rows of the range, with the columns of ``schema``."""
     if not of.files:
         return schema.empty_table()

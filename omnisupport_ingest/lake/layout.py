@@ -31,6 +31,9 @@ WINDOW = "window"
 STAGING = ".staging"
 """The folder of unfinished writes; its name is hidden from every reader of the table."""
 
+SWEPT = "swept-"
+"""Begins the name of a folder or file in ``STAGING`` that a sweep has moved aside to delete it."""
+
 WHOLE_TABLE = ""
 """The window of a table that is not partitioned."""
 

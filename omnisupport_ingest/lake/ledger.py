@@ -40,7 +40,7 @@ from omnisupport_ingest.lake.looks import Looks, changed
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table_spec import TableSpec
-from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
+from omnisupport_ingest.storage import at_hand, create_exclusively, put_back, storage_of
 
 SEQUENCE = "sequence"
 """The column that numbers commits from 1: a higher number is later, whatever the clocks said."""
@@ -103,8 +103,8 @@ class Ledger:
         except (DeltaError, OSError, ValueError, Unreadable) as error:
             raise LedgerUnreadable(
                 f"The log of {self.folder} cannot be read: {type(error).__name__}.",
-                fix=f"Restore {log} from a backup of the lake: it holds people's decisions, and there is no "
-                "other copy.",
+                fix=put_back(log, f"Restore {log} from a backup of the lake.")
+                + " It holds people's decisions, and there is no other copy.",
             ) from error
         return self._schema.empty_table() if handle is None else self._rows(handle)
 
@@ -238,5 +238,6 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     except (OSError, Unreadable, pa.ArrowException) as error:
         raise LedgerUnreadable(
             f"{path} holds people's decisions and cannot be read: {type(error).__name__}.",
-            fix="Restore the file from a backup of the lake: there is no other copy.",
+            fix=put_back(Path(path), "Restore the file from a backup of the lake.")
+            + " There is no other copy.",
         ) from error

@@ -6,8 +6,9 @@ The cost depends on how much was committed in between, not on the size of the ta
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,16 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.storage import at_hand
 
+_FileKey = tuple[str, DeletionVector | None]
+
 
 @dataclass(frozen=True, slots=True)
 class LogChanges:
     """How the rows of a table changed.
 
-    ``added``: files whose rows entered their window, sorted by path; a file that was compacted since is still
-    listed, and still on disk. ``replaced``: windows that lost some or all of their rows; ``added`` names no
-    file of these. ``gone``: the files that held the lost rows. ``new_states``: windows with another state;
+    ``added``: files whose rows entered their window; a file that was compacted since is still listed, and
+    still on disk. ``replaced``: windows that lost some or all of the rows they had; ``added`` names no file
+    of these. ``gone``: the files that held the lost rows. ``new_states``: windows with another state;
     ``states``: files of the states that they had before. ``oldest``: when the first of the added files was
     committed; None without one. ``same``: windows that were replaced by the same rows, and so are left out.
     """
@@ -99,7 +102,8 @@ def is_same_again(
 class FileChanges:
     """Which files entered and left a table; a file may have been swept since.
 
-    ``added``: files that hold rows now and did not before. ``gone``: files that held rows and no longer do.
+    A window's rows before, without those in its ``gone`` files and with those in its ``added`` files, are its
+    rows now. A compaction alone changes no rows; its files are listed only if their window lost rows as well.
     ``new_states``, ``oldest``: as in ``LogChanges``. ``states``: files of states that windows had before.
     """
 
@@ -114,19 +118,17 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
     """Return the files that entered or left the table after ``version``; None if a log entry is gone."""
     if version > snapshot.version:
         return None
-    # A file that gets another deletion vector leaves with the one and enters with the other.
-    added: dict[tuple[str, DeletionVector | None], LakeFile] = {}
-    gone: dict[tuple[str, DeletionVector | None], LakeFile] = {}
+    moves = _Moves()
     new_states: set[str] = set()
     new_paths: set[str] = set()
     states: list[LakeFile] = []
-    moments: dict[tuple[str, DeletionVector | None], int] = {}
     for number in range(version + 1, snapshot.version + 1):
         entry = at_hand(entry_file(snapshot.table.folder, number))
         try:
             actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
         except FileNotFoundError:
             return None
+        compactions: dict[layout.Partition, _Compaction] = defaultdict(_Compaction)
         for kind, file, data_change, moment in _files(snapshot, actions):
             if layout.is_state(file.path):
                 new_states.add(file.window)
@@ -135,21 +137,87 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
                 elif file.path not in new_paths:
                     states.append(file)
             elif not data_change:
-                # A compaction: files are rewritten, and no row changes.
-                continue
+                compaction = compactions[file.partition]
+                (compaction.made if kind == "add" else compaction.replaced).append((file, moment))
             elif kind == "add":
-                key = file.path, file.vector
-                added[key], moments[key] = file, moment
-            elif added.pop((file.path, file.vector), None) is None:
-                gone[file.path, file.vector] = file
-    first = min((moments[key] for key in added), default=None)
+                moves.add(file, moment)
+            else:
+                moves.remove(file)
+        for compaction in compactions.values():
+            moves.compact(compaction)
+    added = moves.added()
+    first = min((moment for _, moment in added), default=None)
     return FileChanges(
-        added=tuple(added.values()),
-        gone=tuple(gone.values()),
+        added=tuple(file for file, _ in added),
+        gone=tuple(file for file in moves.left.values() if file.window in moves.lost),
         new_states=frozenset(new_states),
         states=tuple(states),
         oldest=None if first is None else datetime.fromtimestamp(first / 1000, UTC),
     )
+
+
+_Moved = tuple[LakeFile, int]
+"""A file, and when the action on it was committed (milliseconds since 1970)."""
+
+
+@dataclass(slots=True)
+class _Compaction:
+    """The files of one partition that a commit ``replaced`` by others with the same rows, and those it
+    ``made``."""
+
+    replaced: list[_Moved] = field(default_factory=list)
+    made: list[_Moved] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Moves:
+    """Which files entered and left a table, commit by commit. Files are distinguished by path and deletion
+    vector: a file that gets another vector leaves with the one and enters with the other.
+
+    Attributes:
+        brought: files whose rows entered; a compaction may have replaced them since.
+        entered: files that are held and have rows which entered.
+        left: files that were held before and were removed, or replaced together with files that entered.
+        lost: windows that lost rows.
+    """
+
+    brought: dict[_FileKey, _Moved] = field(default_factory=dict)
+    entered: dict[_FileKey, _Moved] = field(default_factory=dict)
+    left: dict[_FileKey, LakeFile] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+
+    def add(self, file: LakeFile, moment: int) -> None:
+        self.brought[_key(file)] = self.entered[_key(file)] = file, moment
+
+    def remove(self, file: LakeFile) -> None:
+        if self.brought.pop(_key(file), None) is None:
+            self.lost.add(file.window)
+        self._leave(file)
+
+    def compact(self, compaction: _Compaction) -> None:
+        if not any(_key(file) in self.entered for file, _ in compaction.replaced):
+            # The new files stand for files that were held before; these may have been swept.
+            return
+        for file, _ in compaction.replaced:
+            self._leave(file)
+        self.entered |= {_key(file): (file, moment) for file, moment in compaction.made}
+
+    def added(self) -> list[_Moved]:
+        """Return the files whose rows entered.
+
+        Where a window lost rows, files that entered may have been compacted with others and lost with them:
+        there it is the files that are held.
+        """
+        brought = [each for each in self.brought.values() if each[0].window not in self.lost]
+        return brought + [each for each in self.entered.values() if each[0].window in self.lost]
+
+    def _leave(self, file: LakeFile) -> None:
+        if self.entered.pop(_key(file), None) is None:
+            self.left[_key(file)] = file
+
+
+def _key(file: LakeFile) -> _FileKey:
+    return file.path, file.vector
 
 
 def _files(

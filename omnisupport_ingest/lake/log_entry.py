@@ -32,7 +32,7 @@ from omnisupport_ingest.lake.file_index_tables import (
     version_of,
 )
 from omnisupport_ingest.lake.log_files import has_vectors
-from omnisupport_ingest.storage import StorageUnreachable, create_exclusively, storage_of
+from omnisupport_ingest.storage import StorageUnreachable, create_exclusively, storage_of, take_away
 
 _log = logging.getLogger(__name__)
 
@@ -79,10 +79,11 @@ def version_to_commit_on(handle: DeltaTable, table: TableLog) -> IndexedVersion 
 
 
 def _demands(folder: Path, what: str) -> WriterDemands:
+    away = take_away(folder, "remove the table's folder")
     return WriterDemands(
         f"{folder} may have deletion vectors, and its {what} puts demands on its writers that we do not know "
         "how to meet.",
-        fix="Another program gave it to the table: take it back; or remove the table's folder, and "
+        fix=f"Another program gave it to the table: take it back; or {away}, and "
         "`omnisupport-ingest materialize` makes it anew.",
     )
 

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.deletion_vectors import FEATURE, DeletionVector
 from omnisupport_ingest.lake.delta import entry_file
-from omnisupport_ingest.storage import at_hand, storage_of
+from omnisupport_ingest.storage import at_hand, put_back, storage_of, take_away
 
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 """The name of a checkpoint in one file or in parts (Delta protocol, "Checkpoint Naming Scheme")."""
@@ -218,6 +218,6 @@ def _checkpoints(log: Path) -> dict[int, list[Path]]:
 def _unreadable(folder: Path, problem: str, what: str = "which rows are dead") -> LogUnreadable:
     return LogUnreadable(
         f"The log of {folder} does not say {what}: {problem}.",
-        fix="Restore the table's folder from a backup; or remove it, and `omnisupport-ingest materialize` "
-        "makes the table anew.",
+        fix=put_back(folder, "Restore the table's folder from a backup.")
+        + f" Or {take_away(folder, 'remove it')}, and `omnisupport-ingest materialize` makes the table anew.",
     )

@@ -255,7 +255,8 @@ def _content(folder: Path) -> list[Path]:
 
 
 def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
-    aside = staging / f"swept-{uuid.uuid4().hex}"
+    # With its suffix: an erasure looks for rows in every data file of the table's folder.
+    aside = staging / f"{layout.SWEPT}{uuid.uuid4().hex}{target.suffix if target.is_file() else ''}"
     # No failpoint: making a folder that exists already does no harm.
     staging.mkdir(mode=0o700, exist_ok=True)
     try:

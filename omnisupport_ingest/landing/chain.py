@@ -61,7 +61,8 @@ class Gap:
             "and this gap names them."
         )
         return (
-            "Restore the manifest and the data of the missing batch from a backup of the landing folder. "
+            "Restore the manifest and the data of the missing batch from a backup of the landing folder "
+            "(in a bucket: as objects). "
             f"If there is none: {repair}{'' if self.later_epoch is not None else lost}"
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from omnisupport_ingest.landing.lost_changes import LostStretch
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.snapshot_plans import SCHEMA_ONLY, is_whole
-from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.position import LOWEST_ORDINAL, Lsn, Position
 
 _START_CAPTURE = (
     "Start capture (omnisupport-ingest up) and wait until it has read the table. With the snapshot mode "
@@ -27,13 +27,15 @@ _START_CAPTURE = (
 class Incomplete:
     """Why a table is incomplete: ``problem`` names the table, ``fix`` says what a person can do.
 
-    ``bytes_behind``: bytes of WAL that have still to land, if nothing else is missing.
+    ``bytes_behind``: bytes of WAL that have still to land, if nothing else is missing. ``starts``: where the
+    history of the table starts, if the position lies before it.
     """
 
     table: str
     problem: str
     fix: str
     bytes_behind: int | None = None
+    starts: Lsn | None = None
 
 
 def is_captured(batches: Iterable[Manifest]) -> bool:
@@ -75,13 +77,16 @@ def incomplete_at(
     unread = landed.unread()
     if unread is not None:
         return unread
+    below = " below its changes" if position.ordinal < 0 else ""
+    at = f"{position.commit_lsn}{below} in epoch {position.epoch}"
     start = min(high for _, high in landed.finished())
     if not _passed(start, position):
         return Incomplete(
             table,
-            f"Table {table} has no state at {position.commit_lsn} in epoch {position.epoch}: its history "
-            f"there starts at {start}, where its snapshot was read.",
-            f"Ask for {start} or later; `verify` run again does.",
+            f"Table {table} has no state at {at}: its history there starts at {start}, where its snapshot "
+            "was read.",
+            f"Ask for {start} or later, or for a later time.",
+            starts=start,
         )
     missing = landed.lost(lost, position)
     if missing is not None:
@@ -90,9 +95,9 @@ def incomplete_at(
     if reading:
         return Incomplete(
             table,
-            f"Table {table} has no state at {position.commit_lsn} in epoch {position.epoch}: a snapshot of "
-            f"it was being read there, up to {max(reading)}.",
-            f"Ask for {max(reading)} or later; `verify` run again does.",
+            f"Table {table} has no state at {at}: a snapshot of it was being read there, up to "
+            f"{max(reading)}.",
+            f"Ask for {max(reading)} or later, or for a later time.",
         )
     # Of the transaction at the position, only events below the position count.
     return landed.behind(position.commit_lsn, inclusive=position.ordinal > 0)
@@ -234,5 +239,12 @@ def _above(lsn: Lsn, position: Position | None) -> bool:
 
 
 def _reading(chunk: ChunkSpan, position: Position) -> bool:
-    """Whether ``position`` lies above the rows of ``chunk``, but not above everything that its read saw."""
-    return _passed(chunk.low, position) and not _passed(chunk.high, position)
+    """Whether ``position`` may lie above a row of ``chunk``, but not above everything that its read saw.
+
+    The snapshot end and the rows that stand at one LSN are one step: between them, rows have ended that are
+    read again further on.
+    """
+    begun = chunk.low < position.commit_lsn or (
+        chunk.low == position.commit_lsn and position.ordinal > LOWEST_ORDINAL
+    )
+    return begun and not _passed(chunk.high, position)

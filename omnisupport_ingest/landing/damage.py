@@ -19,6 +19,7 @@ from omnisupport_ingest.landing.integrity import RECORDS_AGAIN
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.storage import put_back
 
 _RESTORE = "Restore the file from a backup of the landing folder."
 
@@ -96,11 +97,14 @@ def _damage_of(store: LandingStore, manifest: Manifest, file: DataFile) -> Itera
     except IngestError as error:
         yield Damage("file", manifest.batch_id, error.problem, error.fix)
     except (OSError, pa.ArrowException) as error:
-        yield Damage("file", manifest.batch_id, f"{path} cannot be read: {type(error).__name__}.", _RESTORE)
+        problem = f"{path} cannot be read: {type(error).__name__}."
+        yield Damage("file", manifest.batch_id, problem, put_back(path, _RESTORE))
     else:
         if rows != file.rows:
             problem = f"{path} has {rows} rows; the manifest of {manifest.batch_id} says {file.rows}."
-            yield Damage("rows", manifest.batch_id, problem, "Restore the manifest from a backup.")
+            record = store.folder / "manifests" / f"{manifest.batch_id}.json"
+            fix = put_back(record, "Restore the manifest from a backup.")
+            yield Damage("rows", manifest.batch_id, problem, fix)
 
 
 def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]) -> dict[int, EpochRecord]:
@@ -112,7 +116,8 @@ def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]
         return {}
     for number in sorted({manifest.epoch for manifest in manifests} - records.keys()):
         problem = f"Epoch {number} of {store.source} has batches, and no record in {store.folder / 'epochs'}."
-        damage.append(Damage("epoch", None, problem, _RESTORE))
+        record = store.folder / "epochs" / f"{number:06d}.json"
+        damage.append(Damage("epoch", None, problem, put_back(record, _RESTORE)))
     return records
 
 

@@ -11,13 +11,11 @@ from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, Manifest
 from omnisupport_ingest.landing.manifest import FORMAT, Manifest, OffsetSpan, StreamSpan
 from omnisupport_ingest.landing.names import batch_id_of
 from omnisupport_ingest.records import Format, NewerFormat, encode
+from omnisupport_ingest.storage import put_back
 
 T = TypeVar("T")
 
-_FIX = (
-    "Restore this file from a backup. It was complete when it was written, so something outside "
-    "this program changed it."
-)
+_CHANGED = "It was complete when it was written, so something outside this program changed it."
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -43,7 +41,8 @@ def content_of(file: Path) -> bytes:
 
 def unreadable(file: Path, why: object) -> ManifestUnreadable:
     """Return the error for a record that was written completely and cannot be read now."""
-    return ManifestUnreadable(f"{file} cannot be read: {why}.", fix=_FIX)
+    restore = put_back(file, "Restore this file from a backup.")
+    return ManifestUnreadable(f"{file} cannot be read: {why}.", fix=f"{restore} {_CHANGED}")
 
 
 def decode(form: Format[T], content: bytes, file: Path) -> T:

@@ -17,10 +17,12 @@ from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
-from omnisupport_ingest.storage import create_exclusively
+from omnisupport_ingest.storage import create_exclusively, put_back
 
 FORMAT_VERSION = 1
 """Format version of an epoch record."""
+
+_RESTORE = "Restore this file from a backup of the landing folder."
 
 _RECORD = re.compile(r"([0-9]{6,9})\.json")
 
@@ -69,13 +71,11 @@ def read_epoch(folder: Path, number: int) -> EpochRecord:
     try:
         record = decode(_FORMAT, content_of(file), file)
     except FileNotFoundError:
-        raise ManifestUnreadable(
-            f"{file} does not exist.", fix="Restore this file from a backup of the landing folder."
-        ) from None
+        raise ManifestUnreadable(f"{file} does not exist.", fix=put_back(file, _RESTORE)) from None
     if record.number != number:
         raise ManifestUnreadable(
             f"{file} cannot be read: number is {record.number}, not the name of the file.",
-            fix="Restore this file from a backup of the landing folder.",
+            fix=put_back(file, _RESTORE),
         )
     return record
 

@@ -150,6 +150,23 @@ class LandingIndex:
 
         return self._ask(question)
 
+    def files_of(self, batch: str) -> frozenset[str]:
+        """Return the paths of the data files of ``batch``; none if it has not landed."""
+
+        def question(db: sqlite3.Connection) -> frozenset[str]:
+            row = db.execute("SELECT windows FROM batch WHERE id = ?", (batch,)).fetchone()
+            paths = set()
+            for window in json.loads(row[0]) if row is not None else ():
+                rows = db.execute(
+                    'SELECT facts, crc FROM part WHERE "window" = ? AND batch = ?', (window, batch)
+                ).fetchall()
+                for facts, crc in rows:
+                    require_checksum(crc, window, batch, facts)
+                    paths.add(LandedPart.from_text(window, batch, facts).path)
+            return frozenset(paths)
+
+        return self._ask(question)
+
     def holds_just(self, window: str, batches: Collection[str]) -> bool:
         """Return whether exactly ``batches`` have landed in ``window``; compares their count and a digest."""
 

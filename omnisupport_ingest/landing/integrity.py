@@ -8,7 +8,7 @@ from pathlib import Path
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.names import epoch_in, has_offsets
-from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.storage import put_back, storage_of, take_away
 
 RECORDS_AGAIN = (
     "If there is none, its records are not read again: have the connector read its tables again (an "
@@ -40,7 +40,7 @@ def verify(folder: Path, data_file: DataFile) -> None:
 
 def _damaged(path: Path, data_file: DataFile, problem: str) -> DamagedBatch:
     batch_id = Path(data_file.path).parent.name
-    restore = f"Restore {path} from a backup of the landing folder."
+    restore = put_back(path, f"Restore {path} from a backup of the landing folder.")
     problem = f"Data file {path} of batch {batch_id} {problem}."
     if has_offsets(batch_id):
         return DamagedBatch(problem, fix=f"{restore} {RECORDS_AGAIN}")
@@ -49,8 +49,11 @@ def _damaged(path: Path, data_file: DataFile, problem: str) -> DamagedBatch:
         if epoch_in(batch_id) is None
         else 'begin a new epoch: `omnisupport-ingest capture --new-epoch "what happened"`'
     )
+    away = take_away(
+        path.parent.parent.parent / "manifests" / f"{batch_id}.json",
+        f"stop the platform, move manifests/{batch_id}.json out of the landing folder",
+    )
     return DamagedBatch(
         problem,
-        fix=f"{restore} If there is none, stop the platform, move manifests/{batch_id}.json out of the "
-        f"landing folder, so that the batch counts as missing, and {again}.",
+        fix=f"{restore} If there is none, {away}, so that the batch counts as missing, and {again}.",
     )

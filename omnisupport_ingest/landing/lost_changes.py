@@ -9,7 +9,7 @@ anything is done about it, and its record stays.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
-from omnisupport_ingest.storage import replace as replace_file
+from omnisupport_ingest.storage import storage_of, update
 
 FORMAT_VERSION = 1
 
@@ -50,6 +50,9 @@ class LostStretch:
         return self.lost_to is None and self.mended is None
 
 
+Stretches = tuple[LostStretch, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LostInEpoch:
     """All stretches of one epoch, as the file stores them."""
@@ -65,7 +68,8 @@ _FORMAT = Format(LostInEpoch, FORMAT_VERSION)
 class LostChanges:
     """The record of one epoch of one source, in its landing folder.
 
-    One process writes it; it is thread-safe. Every change is durable when the call returns.
+    One process writes it, and it is thread-safe; in a bucket another machine's capture may, whose stretches
+    stay. Every change is durable when the call returns.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
@@ -77,10 +81,9 @@ class LostChanges:
         """Return every stretch, in the order in which they were noticed. Raises the errors of
         ``encoding.decode``."""
         try:
-            content = content_of(self._path)
+            return self._stretches(content_of(self._path))
         except FileNotFoundError:
             return ()
-        return decode(_FORMAT, content, self._path).stretches
 
     def add(
         self, table: str, reason: str, lost_from: Lsn, lost_to: Lsn | None = None, *, whole: bool = True
@@ -89,26 +92,8 @@ class LostChanges:
 
         A stretch that is recorded already is not recorded twice; an open one may only begin earlier.
         """
-        with self._lock:
-            recorded = self.all()
-            known = (
-                each.table == table
-                and each.whole == whole
-                and (each.open if lost_to is None else each.lost_to == lost_to)
-                and each.lost_from <= lost_from
-                for each in recorded
-            )
-            if any(known):
-                return
-            still_open = [
-                each for each in recorded if each.table == table and each.whole == whole and each.open
-            ]
-            if lost_to is None and still_open:
-                earlier = {each: replace(each, lost_from=lost_from) for each in still_open[:1]}
-                self._write([earlier.get(each, each) for each in recorded])
-                return
-            new = LostStretch(table, reason, datetime.now(UTC), lost_from, lost_to, whole=whole)
-            self._write((*recorded, new))
+        new = LostStretch(table, reason, datetime.now(UTC), lost_from, lost_to, whole=whole)
+        self._change(lambda recorded: _with(recorded, new))
 
     def will_be_read(self, table: str, at: Lsn) -> None:
         """Record that a snapshot of the whole ``table`` is about to be planned, with all chunks at ``at`` or
@@ -123,12 +108,42 @@ class LostChanges:
         self._end_stretches(table, lambda each: each if each.whole else replace(each, mended=at))
 
     def _end_stretches(self, table: str, ended: Callable[[LostStretch], LostStretch]) -> None:
+        self._change(
+            lambda recorded: tuple(
+                ended(each) if each.table == table and each.open else each for each in recorded
+            )
+        )
+
+    def _change(self, change: Callable[[Stretches], Stretches]) -> None:
+        """Replace the stretches by what ``change`` makes of them; it gets those that the storage has now."""
+
+        def changed(content: bytes | None) -> bytes | None:
+            recorded = self._stretches(content)
+            now = change(recorded)
+            return None if now == recorded else encode(LostInEpoch(self._epoch, now))
+
         with self._lock:
             recorded = self.all()
-            changed = tuple(ended(each) if each.table == table and each.open else each for each in recorded)
-            if changed != recorded:
-                self._write(changed)
+            # The copy of an object may be old, so it does not tell whether anything changes.
+            if not storage_of(self._path).is_local or change(recorded) != recorded:
+                with failpoint("landing.lost_changes"):
+                    update(self._path, changed)
 
-    def _write(self, stretches: Sequence[LostStretch]) -> None:
-        with failpoint("landing.lost_changes"):
-            replace_file(self._path, encode(LostInEpoch(self._epoch, tuple(stretches))))
+    def _stretches(self, content: bytes | None) -> Stretches:
+        return () if content is None else decode(_FORMAT, content, self._path).stretches
+
+
+def _with(recorded: Stretches, new: LostStretch) -> Stretches:
+    """Return ``recorded`` with ``new``, unless it is among them; an open stretch only begins earlier."""
+    same = [each for each in recorded if each.table == new.table and each.whole == new.whole]
+    if any(
+        (each.open if new.lost_to is None else each.lost_to == new.lost_to)
+        and each.lost_from <= new.lost_from
+        for each in same
+    ):
+        return recorded
+    still_open = [each for each in same if each.open]
+    if new.lost_to is None and still_open:
+        earlier = {each: replace(each, lost_from=new.lost_from) for each in still_open[:1]}
+        return tuple(earlier.get(each, each) for each in recorded)
+    return (*recorded, new)

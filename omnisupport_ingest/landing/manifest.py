@@ -102,6 +102,11 @@ class ChunkSpan:
     boundary: bool = False
     scope: KeyRange | None = None
 
+    @property
+    def id(self) -> str:
+        """What its events have as ``chunk_id``."""
+        return f"{self.snapshot_id}-{self.table}-{self.chunk:06d}"
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpan:

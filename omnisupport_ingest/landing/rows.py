@@ -42,11 +42,6 @@ EARLIER_IDENTITY = r'(",\"[cud]\"|null,\"t\"),\"[0-9a-f]{16}\"\]$'
 transaction metadata. After group 1 it has a hash of the content, so two contents of one position never
 collided. The hash is removed wherever identities are compared. Works in Java and in RE2."""
 
-ODD, KEPT_OUT = "odd", "kept out"
-UNREAD = (f'["{ODD}",', f'["{KEPT_OUT}",')
-"""The beginnings of an ``identity`` of events that judging keeps out: what was delivered could not be read,
-or a gate of its delivery withholds it. Only the ``envelope`` has all of such an event."""
-
 EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
 """``LANDED_SCHEMA`` without the batch, which the writer adds. Its fields are those of ``LandedEvent``."""
 

@@ -19,8 +19,8 @@ from omnisupport_ingest.landing.encoding import content_of, decode, unreadable
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.records import Format, encode, read_note
-from omnisupport_ingest.storage import create_exclusively, replace
+from omnisupport_ingest.records import Format, decode_note, encode, read_note
+from omnisupport_ingest.storage import create_exclusively, update
 
 FORMAT_VERSION = 4
 _FOLDER = "snapshots"
@@ -143,9 +143,20 @@ class SnapshotPlans:
 
     def note_searched(self, plan: SnapshotPlan, search: Search) -> None:
         """Record ``search``; durable when this returns. ``plan`` does not need the stream batches up to there
-        any more, so they may be removed."""
+        any more, so they may be removed. In a bucket, a search that another machine took further stays."""
+        path = self._folder / f"{_SEARCHED}{_file_name(plan)}"
         with failpoint("landing.snapshot_plan", plan.table):
-            replace(self._folder / f"{_SEARCHED}{_file_name(plan)}", encode(search))
+            update(path, lambda content: None if _is_further(content, search) else encode(search))
+
+
+def _is_further(content: bytes | None, search: Search) -> bool:
+    """Whether the search recorded in ``content`` got further than ``search``."""
+    if content is None:
+        return False
+    try:
+        return decode_note(Search, content).high > search.high
+    except Unreadable:
+        return False
 
 
 def _file_name(plan: SnapshotPlan) -> str:

@@ -25,7 +25,12 @@ from omnisupport_ingest.landing.epochs import (
     read_epoch,
     write_epoch,
 )
-from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, ManifestUnreadable
+from omnisupport_ingest.landing.errors import (
+    ChainContested,
+    DamagedBatch,
+    ManifestFromNewerVersion,
+    ManifestUnreadable,
+)
 from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.index import SUFFIX, LandingIndex, News
 from omnisupport_ingest.landing.landed import Landed
@@ -34,7 +39,7 @@ from omnisupport_ingest.landing.names import stream_batch_id, stream_prefix
 from omnisupport_ingest.landing.rows import Division, LandedEvent
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.storage import create_exclusively, forget_unread, storage_of
+from omnisupport_ingest.storage import create_exclusively, forget_unread, put_back, storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -395,14 +400,40 @@ class LandingStore:
         if self._storage.is_local:
             return []
         self._storage.bring(self.folder, afresh=True)
-        before, swept = datetime.now(UTC) - older_than, set()
+        before, swept, indexed = datetime.now(UTC) - older_than, set(), self._is_indexed()
         for each in self._storage.listed(self._data):
-            if each.written < before and not self.exists(each.path.parent.name):
+            if each.written < before and not self._is_named(each.path, indexed=indexed):
                 with failpoint("landing.clear", each.path.parent.name):
                     self._storage.unlink(each.path)
                 swept.add(each.path.parent.name)
-        forget_unread(self._data, before)
+        forget_unread(self.folder, before)
         return sorted(swept)
+
+    def _is_indexed(self) -> bool:
+        """Whether the index can be brought up to date: no manifest is unreadable."""
+        try:
+            self._index.windows()
+        except (ManifestUnreadable, ManifestFromNewerVersion):
+            return False
+        return True
+
+    def _is_named(self, file: Path, *, indexed: bool) -> bool:
+        """Whether the manifest of its batch names a data file.
+
+        A batch may have landed with the data of another attempt. No later attempt can land it, so the data of
+        the first is nobody's.
+        """
+        batch_id, path = file.parent.name, file.relative_to(self.folder).as_posix()
+        if indexed and path in self._index.files_of(batch_id):
+            return True
+        # The index may lack a batch that a list of the store left out, so the manifest itself decides.
+        if not self.exists(batch_id):
+            return False
+        try:
+            return any(each.path == path for each in self.read(batch_id).files)
+        except (ManifestUnreadable, ManifestFromNewerVersion):
+            # A manifest that cannot be read now may name it.
+            return True
 
     def _bring(self) -> None:
         self._storage.bring(self.folder)
@@ -451,7 +482,7 @@ class LandingStore:
 def _not_there(file: Path, batch_id: str) -> ManifestUnreadable:
     return ManifestUnreadable(
         f"{file} does not exist: batch {batch_id} has not landed or was removed.",
-        fix="Restore the landing folder from a backup if the batch should be there.",
+        fix=put_back(file, "Restore the landing folder from a backup if the batch should be there."),
     )
 
 

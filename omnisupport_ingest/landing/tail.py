@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,8 +24,7 @@ def events_of(store: LandingStore, batch: Manifest, table: str | None = None) ->
     ``table`` is ``schema.table`` or the table alone. Raises ``DamagedBatch`` if a file is missing or cannot
     be read.
     """
-    files = [file for file in batch.files if any(_names(table, name) for name in file.rows_per_table)]
-    return heapq.merge(*(_events_in(store, file, table) for file in files), key=_position)
+    return _events_of(store, batch, table, last_first=False)
 
 
 def last_events(
@@ -45,28 +44,54 @@ def last_events(
         missing = count - len(events)
         if missing <= 0:
             break
-        wanted = (event for event in events_of(store, batch, table) if event.op in operations)
-        events = [(batch, event) for event in deque(wanted, maxlen=missing)] + events
+        descending = _events_of(store, batch, table, last_first=True)
+        wanted = islice((event for event in descending if event.op in operations), missing)
+        events = [(batch, event) for event in reversed(list(wanted))] + events
     return events
 
 
-def _events_in(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
+def _events_of(
+    store: LandingStore, batch: Manifest, table: str | None, *, last_first: bool
+) -> Iterator[LandedEvent]:
+    files = [file for file in batch.files if any(_names(table, name) for name in file.rows_per_table)]
+    events = (_events_in(store, file, table, last_first=last_first) for file in files)
+    return heapq.merge(*events, key=_position, reverse=last_first)
+
+
+def _events_in(
+    store: LandingStore, file: DataFile, table: str | None, *, last_first: bool
+) -> Iterator[LandedEvent]:
     try:
-        rows = _rows(store, file, table)
+        rows = _rows(store, file, table, last_first=last_first)
         # Only another program can have written a file out of order into the chain.
-        yield from rows if file.ordered else sorted(rows, key=_position)
+        yield from rows if file.ordered else sorted(rows, key=_position, reverse=last_first)
     except (OSError, pa.ArrowException):
         store.verify_file(file)
         raise
 
 
-def _rows(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
+def _rows(
+    store: LandingStore, file: DataFile, table: str | None, *, last_first: bool
+) -> Iterator[LandedEvent]:
+    """Return the events as the file has them, or from its last row to its first."""
     with pq.ParquetFile(store.path_of(file)) as content:
-        for batch in content.iter_batches(_ROWS_AT_ONCE, columns=_COLUMNS):
-            for row in batch.to_pylist():
+        for batch in _pieces(content, last_first=last_first):
+            rows = batch.to_pylist()
+            for row in reversed(rows) if last_first else rows:
                 event = LandedEvent(**row | {"source_ts": row["source_ts"].astimezone(UTC)})
                 if _names(table, f"{event.source_schema}.{event.source_table}"):
                     yield event
+
+
+def _pieces(content: pq.ParquetFile, *, last_first: bool) -> Iterator[pa.RecordBatch | pa.Table]:
+    if not last_first:
+        yield from content.iter_batches(_ROWS_AT_ONCE, columns=_COLUMNS)
+        return
+    for group in reversed(range(content.num_row_groups)):
+        rows = content.read_row_group(group, columns=_COLUMNS)
+        for end in range(rows.num_rows, 0, -_ROWS_AT_ONCE):
+            start = max(0, end - _ROWS_AT_ONCE)
+            yield rows.slice(start, end - start)
 
 
 def _names(table: str | None, full_name: str) -> bool:

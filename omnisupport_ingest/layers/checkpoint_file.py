@@ -24,6 +24,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.records import Format, NewerFormat
+from omnisupport_ingest.storage import has_landed
 
 FORMAT_VERSION = 1
 """Version of the file; raised when older code could not read a newer one."""
@@ -230,8 +231,7 @@ def _identity(epoch: EpochRecord) -> _SaidIdentity | None:
 
 
 def _landed_sources(workspace: Workspace) -> list[str]:
-    root = workspace.home.path / "landing"
-    return [name for name in workspace.contracts.sources() if (root / name / "manifests").is_dir()]
+    return [name for name in workspace.contracts.sources() if has_landed(workspace.home.path, name)]
 
 
 def _states(workspace: Workspace) -> dict[tuple[str, str], WindowState]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from omnisupport_ingest.cdc.dedupe import DEDUPE_KEY
-from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
+from omnisupport_ingest.contracts.decision_table import SCENARIOS, DetectedScenario
 from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
@@ -16,9 +16,9 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.explained import Replaced
+from omnisupport_ingest.layers.batch_facts import BatchFacts
 from omnisupport_ingest.layers.plan import REPEATED, Upstream, WindowPlan, Work
-from omnisupport_ingest.layers.progress import BatchFacts
+from omnisupport_ingest.layers.replay_reasons import Replaced
 from omnisupport_ingest.storage import at_hand
 
 
@@ -59,8 +59,8 @@ class Outcome:
 
     ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
     work adds, if the hashes of the written events do not give it. ``exact_share`` and ``rules``: as in
-    ``Checkpoint``. ``replaced``: what the window held, if it is rebuilt. ``made_from``: as in
-    ``WindowState``.
+    ``Checkpoint``. ``replaced``: what the window held, if it is rebuilt. ``made_again``: as in
+    ``Checkpoint``. ``made_from``: as in ``WindowState``.
     """
 
     idempotency_key: str
@@ -69,12 +69,13 @@ class Outcome:
     counts: Counts
     companions: tuple[str, ...] = ()
     upstream_version: int | None = None
-    found: Mapping[Finding, int] = field(default_factory=dict)
+    found: Mapping[DetectedScenario, int] = field(default_factory=dict)
     past_closing: bool = False
     content: ContentHash | None = None
     exact_share: float | None = None
     rules: RuleResults | None = None
     replaced: Replaced | None = None
+    made_again: tuple[str, ...] = ()
     made_from: str = ""
 
 
@@ -89,13 +90,15 @@ def change_for(
     """Return the change that commits ``staged`` to the plan's window, with the checkpoint it leaves.
 
     An append adds the hash of its new rows to the content hash, so it costs what is new. A closed window is
-    open again after an append. A window that is written whole is closed at once.
+    open again after an append. A window that is written whole is closed at once; one of which files stay,
+    only if it was closed before.
     """
-    files = staged.of(plan.window)
+    files, folder = staged.of(plan.window), snapshot.table.folder
     before = snapshot.state(plan.window)
     content = outcome.content
     if content is None:
-        content = hash_of_files((at_hand(snapshot.table.folder / file.path) for file in files), "event_hash")
+        holds = sorted({*plan.kept, *(file.path for file in files)})
+        content = hash_of_files((at_hand(folder / path) for path in holds), "event_hash")
     if plan.work is Work.APPEND and before is not None:
         content = ContentHash.parse(before.checkpoint.content_hash) + content
     checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)
@@ -109,7 +112,13 @@ def change_for(
         )
     kept = before if plan.work is Work.APPEND else None
     nothing_to_fold = kept is None or (kept.closed and not files)
+    if plan.kept and before is not None:
+        nothing_to_fold = before.closed
     checkpoint = replace(checkpoint, closed=outcome.past_closing and nothing_to_fold)
+    if checkpoint.closed:
+        # Content that is made again closes no window.
+        was = before.checkpoint if before is not None and before.closed else None
+        checkpoint = replace(checkpoint, closed_by=identity.run_id if was is None else was.closed_by)
     state = WindowState(
         generation=plan.generation,
         inputs=tuple(sorted(upstream.units)),
@@ -118,11 +127,18 @@ def change_for(
         batches=tuple(sorted(outcome.batches)),
         companions=tuple(sorted(outcome.companions)),
         versions=upstream.versions,
-        compacted_units=kept.compacted_units if kept is not None else {},
+        compacted_units={
+            path: names
+            for path, names in (before.compacted_units if before is not None else {}).items()
+            if kept is not None or path in plan.kept
+        },
         carried=kept.carried if kept is not None else "",
         made_from=outcome.made_from,
     )
-    return WindowChange(plan.window, files, (), state, plan.work is Work.REPLACE)
+    if not plan.kept:
+        return WindowChange(plan.window, files, (), state, plan.work is Work.REPLACE)
+    leaving = tuple(file for file in snapshot.files(plan.window) if file.path not in plan.kept)
+    return WindowChange(plan.window, files, leaving, state, replaces=False)
 
 
 def checkpoint_of(
@@ -156,27 +172,28 @@ def checkpoint_of(
         upstream_version=outcome.upstream_version,
         exact_share=outcome.exact_share,
         rules=outcome.rules,
+        made_again=outcome.made_again,
         scenarios={each.scenario: count for each, count in _ordered(outcome.found)},
         detectors={each.scenario: each.detector for each, _ in _ordered(outcome.found)},
     )
 
 
-def _ordered(found: Mapping[Finding, int]) -> list[tuple[Finding, int]]:
+def _ordered(found: Mapping[DetectedScenario, int]) -> list[tuple[DetectedScenario, int]]:
     return sorted(found.items(), key=lambda pair: pair[0].scenario)
 
 
-def found_before(checkpoint: Checkpoint) -> Counter[Finding]:
+def found_before(checkpoint: Checkpoint) -> Counter[DetectedScenario]:
     """Return the findings in a checkpoint of their window; one of an older version names no detectors."""
     return Counter(
         {
-            Finding(name, checkpoint.detectors.get(name, SCENARIOS[name].detector)): count
+            DetectedScenario(name, checkpoint.detectors.get(name, SCENARIOS[name].detector)): count
             for name, count in checkpoint.scenarios.items()
             if name in SCENARIOS
         }
     )
 
 
-def with_found(checkpoint: Checkpoint, found: Finding) -> Checkpoint:
+def with_found(checkpoint: Checkpoint, found: DetectedScenario) -> Checkpoint:
     """Return ``checkpoint`` with ``found`` added, as a run reports it; the table does not get it."""
     count = checkpoint.scenarios.get(found.scenario, 0) + 1
     return replace(

@@ -49,7 +49,8 @@ def close(
         if found:
             compacted = compaction.files(snapshot, found) if compaction is not None else {}
             snapshot.commit(
-                [_change(snapshot, window, compacted.get(window, ())) for window in found], run_id=run_id
+                [_change(snapshot, window, compacted.get(window, ()), run_id) for window in found],
+                run_id=run_id,
             )
 
     retrying(attempt, table)
@@ -124,9 +125,11 @@ class Compaction:
             )
 
 
-def _change(snapshot: TableSnapshot, window: str, compacted: tuple[StagedFile, ...]) -> WindowChange:
+def _change(
+    snapshot: TableSnapshot, window: str, compacted: tuple[StagedFile, ...], run_id: str
+) -> WindowChange:
     before = _state(snapshot, window)
-    closed = replace(before, checkpoint=replace(before.checkpoint, closed=True))
+    closed = replace(before, checkpoint=replace(before.checkpoint, closed=True, closed_by=run_id))
     if compacted:
         rows = sum(file.rows for file in compacted)
         closed = replace(closed, checkpoint=replace(closed.checkpoint, rows=rows))

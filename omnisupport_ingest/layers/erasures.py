@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc.erasing import Erasures, KeyPlace, Span
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -28,6 +29,24 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 VERSION = "erasures:"
 """Prefix of the version of a ``deduped_events`` window that names the erasures it was judged with."""
+
+
+SUBJECT_KEYS = "subject_keys:"
+"""Prefix of the version of such a window that names the destroyed keys of subjects it was judged without."""
+
+CERTIFICATES = "certificates"
+"""Folder of the home with the certificates of erasures; see ``review/certificate.py``."""
+
+
+class DestroyedKeysLost(IngestError):
+    """A window was judged without the values of destroyed keys, and the file of keys knows less of what is
+    destroyed, as an older backup does: judged again, erased values would come back.
+
+    Fix: Stop the capture, restore ``keys/`` from its newest backup, and give the ``erase --subject`` commands
+    again of the certificates that the message names. Nothing was changed.
+    """
+
+    exit_code = 3
 
 
 class ErasuresLost(IngestError):
@@ -121,10 +140,12 @@ class ErasureLedger:
 def refuse_lost(
     workspace: Workspace, source: str, window: str, held: Sequence[str], wanted: Sequence[str]
 ) -> None:
-    """Raise ``ErasuresLost`` if ``window`` was judged with erasures and the ledger has none for it now.
+    """Raise ``ErasuresLost`` if ``window`` was judged with erasures and the ledger has none for it now, and
+    ``DestroyedKeysLost`` if it was judged without values whose keys are not destroyed any more.
 
     ``held``: the versions it was judged with; ``wanted``: the versions it should have.
     """
+    _refuse_lost_keys(workspace, source, window, held, wanted)
     lost, known = (any(each.startswith(VERSION) for each in versions) for versions in (held, wanted))
     if lost and not known:
         folder = workspace.erasures(source).folder
@@ -133,6 +154,43 @@ def refuse_lost(
             "them: what was erased would come back.",
             fix=f"Restore {folder} from a backup of the lake, then run again. Nothing was changed.",
         )
+
+
+def _refuse_lost_keys(
+    workspace: Workspace, source: str, window: str, held: Sequence[str], wanted: Sequence[str]
+) -> None:
+    had, has = (
+        next((each for each in versions if each.startswith(SUBJECT_KEYS)), None)
+        for versions in (held, wanted)
+    )
+    if had is None or had == has:
+        return
+    revived = _with_revived_keys(workspace, source)
+    if has is None or revived:
+        names = f" ({', '.join(revived)})" if revived else ""
+        raise DestroyedKeysLost(
+            f"Window {window} of {source}/deduped_events was judged without the values of destroyed keys, "
+            f"and {workspace.subjects.path} does not know all of these as destroyed: what was erased would "
+            "come back.",
+            fix="Stop the capture, and restore keys/ from its newest backup. Then give the erase --subject "
+            f"commands again of the certificates that are younger{names}. Nothing was changed.",
+        )
+
+
+def _with_revived_keys(workspace: Workspace, source: str) -> list[str]:
+    """Return the names of the certificates of ``source`` that say destroyed of a key that is not."""
+    found = []
+    for path in sorted((workspace.home.path / CERTIFICATES).glob("*.json")):
+        try:
+            certificate = json.loads(read_file(path))
+            ids = {bytes.fromhex(each) for each in certificate["keys"]["ids"]}
+            of_source = certificate["source"] == source
+        except (OSError, Unreadable, ValueError, KeyError, TypeError):
+            # Of a row, or of a former version, or damaged: the command that continues it says so.
+            continue
+        if of_source and ids - workspace.subjects.destroyed(ids):
+            found.append(path.name)
+    return found
 
 
 def _order(span: Span) -> tuple[object, ...]:

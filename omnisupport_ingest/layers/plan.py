@@ -52,7 +52,8 @@ class Upstream:
 class WindowPlan:
     """The work of one window: the units to read, and the generation to write.
 
-    ``repeated``: the window holds all its inputs already, and no replay was requested.
+    ``repeated``: the window holds all its inputs already, and no replay was requested. ``kept``: paths of the
+    window's files that stay when the others are replaced.
     """
 
     window: str
@@ -60,10 +61,11 @@ class WindowPlan:
     read: frozenset[str]
     generation: int
     repeated: bool = False
+    kept: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedWork:
     """How windows are requested. ``replay``: rebuild them. ``remake``: also rebuild a window without changes
     and without a request to replay, if the decision table wants that."""
 
@@ -71,7 +73,7 @@ class Asked:
     remake: bool = False
 
 
-def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, asked: Asked) -> WindowPlan:
+def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, asked: RequestedWork) -> WindowPlan:
     """Compare the inputs that the window was made from with its inputs now.
 
     The content is replaced on a replay; if the upstream table or a consumed file was replaced; if logic or
@@ -166,7 +168,11 @@ def unit_key(work: Iterable[tuple[str, WindowPlan]]) -> str:
     The plan is part of the key because the rows written depend on what is read, and not only on what the
     window holds afterwards: two appends that end with the same inputs may have begun with different ones.
     """
-    return _digest(sorted([key, plan.window, plan.work.value, sorted(plan.read)] for key, plan in work))
+    return _digest(sorted([key, *_identity_of(plan)] for key, plan in work))
+
+
+def _identity_of(plan: WindowPlan) -> list[object]:
+    return [plan.window, plan.work.value, sorted(plan.read), sorted(plan.kept)]
 
 
 def _digest(value: object) -> str:

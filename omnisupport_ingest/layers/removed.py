@@ -3,8 +3,9 @@
 The data files of a window leave **landing** once raw holds its events. Then raw is the record, and a replay
 starts there. When the events leave **raw** too, the window is **sealed**: its accepted events and everything
 made of them stay, but it is neither replayed nor stale, and events that still land in it go to quarantine.
-The rules in this module keep the layers from rebuilding such windows without their events. Versions that
-leave the **history** of a table stay out of it when the history is made again.
+Only an erasure rewrites its events, from themselves. The rules in this module keep the layers from rebuilding
+such windows without their events. Versions that leave the **history** of a table stay out of it when the
+history is made again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
 from omnisupport_ingest.layers.workspace import Workspace
 
 LANDING, RAW, QUARANTINE, HISTORY = "landing", "raw", "quarantine", "history"
-BEGUN, DONE = "begun", "done"
+BEGUN, DONE, GIVEN_UP = "begun", "done", "given up"
+"""Steps of a removal. ``GIVEN_UP``: nothing was removed, and the window is as before the removal began."""
 
 _NAME = "retention_ledger"
 _REQUIRED = frozenset(("layer", "window", "step", "files", "events", "bytes", SEQUENCE))
@@ -43,8 +45,8 @@ _COLUMNS_OF = {
 
 
 class WindowSealed(IngestError):
-    """The events of a window have left raw by retention: it is not replayed, and nothing in it is decided or
-    erased any more.
+    """The events of a window have left raw by retention: it is not replayed, and nothing in it is decided any
+    more.
 
     Fix: Leave the window out. ``omnisupport-ingest source snapshot TABLE`` reads the rows that the source has
     now.
@@ -59,6 +61,10 @@ class RecordLost(IngestError):
     """
 
     exit_code = 3
+
+
+Place = tuple[str, str, str | None, datetime | None]
+"""What a removal is about: layer, window, table and a moment (``Removal.place``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Removal:
     ended_before: datetime | None = None
 
     @property
-    def place(self) -> tuple[str, str, str | None, datetime | None]:
+    def place(self) -> Place:
         """What the removal is about. A second removal with an equal place changes nothing.
 
         A sealed window may withhold events again and again, so each removal of their values has another
@@ -118,17 +124,22 @@ class Removed:
         begun: dict[Any, Removal] = {}
         done: set[Any] = set()
         for number, row in enumerate(entries.to_pylist()):
-            if row["layer"] not in _COLUMNS_OF or row["step"] not in (BEGUN, DONE):
+            if row["layer"] not in _COLUMNS_OF or row["step"] not in (BEGUN, DONE, GIVEN_UP):
                 refuse_row(entries, _NAME, number, "its layer or step is none that this version knows")
             for name in _COLUMNS_OF[row["layer"]]:
                 if row[name] is None:
                     refuse_row(entries, _NAME, number, f"{name} is missing")
             del row[SEQUENCE]
             step, removal = row.pop("step"), Removal(**row)
+            if step == DONE:
+                done.add(removal.place)
+                continue
+            # Of what begins again, or was given up, nothing is done.
+            done.discard(removal.place)
             if step == BEGUN:
                 begun[removal.place] = removal
             else:
-                done.add(removal.place)
+                begun.pop(removal.place, None)
         removals = tuple(begun.values())
         return cls(removals, tuple(each for place, each in begun.items() if place not in done))
 
@@ -153,6 +164,11 @@ class Removed:
     def sealed(self) -> frozenset[str]:
         """Sealed windows: their events were removed from raw as well. Cached; read for each window."""
         return frozenset(each.window for each in self.removals if each.layer == RAW)
+
+    @cached_property
+    def finally_sealed(self) -> frozenset[str]:
+        """The sealed windows whose removal from raw is finished; another one may still be given up."""
+        return self.sealed - {each.window for each in self.unfinished if each.layer == RAW}
 
 
 class Present:

@@ -14,9 +14,10 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from omnisupport_ingest.cdc.judging import DISCARD, RELEASE, EventId
+from omnisupport_ingest.cdc.judging import DISCARD, DISCARD_COPIES, RELEASE, EventId
+from omnisupport_ingest.contracts.decision_table import DUPLICATE_POSITION
 from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.workspace import Workspace
 
 _NAME = "review_ledger"
@@ -43,6 +44,11 @@ class Review:
     reviewed_at: datetime
     sequence: int
 
+    @property
+    def of_copies(self) -> bool:
+        """Whether it is a discard of copies only: the event itself was not in quarantine."""
+        return self.decision == DISCARD and self.reason == DUPLICATE_POSITION
+
 
 @dataclass(frozen=True)
 class ReviewLedger:
@@ -68,8 +74,12 @@ class ReviewLedger:
         return cls(tuple(map(_review, entries.to_pylist())))
 
     def of_window(self, window: str) -> Mapping[EventId, str]:
-        """(epoch, commit LSN, ordinal, event hash) → ``release`` or ``discard``, the latest of each event."""
-        return {review.event.key: review.decision for review in self._by_window.get(window, ())}
+        """Return the latest decision of each event, by (epoch, commit LSN, ordinal, event hash), as
+        ``judging.JudgingRules.reviews`` has it."""
+        return {
+            review.event.key: DISCARD_COPIES if review.of_copies else review.decision
+            for review in self._by_window.get(window, ())
+        }
 
     def digest(self, window: str) -> str | None:
         """Return a digest (SHA-256) of the result of ``of_window``; None if nothing was decided.

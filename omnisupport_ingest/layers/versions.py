@@ -11,15 +11,17 @@ from omnisupport_ingest.contracts.decision_table import (
     REVIEW_LEDGER,
     WAIT,
     DecisionTable,
-    Finding,
+    DetectedScenario,
 )
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import BLOCK, TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.pii_keys import current_version
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
 from omnisupport_ingest.contracts.protection import has_policy, needs_protection
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
+from omnisupport_ingest.layers.erasures import SUBJECT_KEYS, VERSION, ErasureLedger
 from omnisupport_ingest.layers.plan import LOGIC_VERSION
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
@@ -56,13 +58,17 @@ RULES = frozenset({_WORDS["logic"], _WORDS["contract"]})
 
 class RulesVersions:
     """The versions by which a source's events are judged. They are the same for all windows, except for
-    reviews, erasures and destroyed keys."""
+    reviews, erasures and destroyed keys.
+
+    ``row_columns``: as of ``judging.JudgingRules``.
+    """
 
     def __init__(self, workspace: Workspace, source: str) -> None:
         contracts = workspace.contracts.of_source(source)
+        self.row_columns = _row_columns(workspace, source, contracts)
         self._common = (
             f"logic:{LOGIC_VERSION}",
-            *(f"{_CONTRACT}{contract.name}:{contract.judged_by}" for contract in contracts),
+            *(f"{_CONTRACT}{contract.name}:{self._judged_by(contract)}" for contract in contracts),
             f"decisions:{workspace.decisions.fingerprint}",
             *_of_secrets(workspace, contracts),
         )
@@ -71,6 +77,10 @@ class RulesVersions:
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
         self._destroyed = workspace.subjects.destroyed_by_window(source)
+
+    def _judged_by(self, contract: TableContract) -> str:
+        columns = self.row_columns.get(contract.table_name)
+        return contract.judged_by if columns is None else columns.version(contract.judged_by)
 
     def common(self) -> tuple[str, ...]:
         """The versions of every window."""
@@ -87,7 +97,8 @@ class RulesVersions:
         """Return the versions that ``window``, held with ``state``, should have. ``landed``: returns what has
         landed in it.
 
-        If a table has no event in the window, its contract counts as unchanged: no verdict depends on it.
+        If a table has no event in the window, its contract counts as unchanged: no verdict depends on it. So
+        does a secret that only the policies of such tables use.
         """
         wanted = self.of(window)
         if state is None or wanted == state.versions:
@@ -97,8 +108,8 @@ class RulesVersions:
             # Batches that landing has forgotten may be of any table.
             return wanted
         here = {table for part in parts for table in part.rows_per_table}
-        if not here <= set(self._names.values()) and self._protect_since(state.versions):
-            # Events without a contract are protected as soon as one table of the source is.
+        if not here <= set(self._names.values()) and self._protect_otherwise(state.versions):
+            # Events without a contract are protected while one table of the source is.
             return wanted
         held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
         absent = {name for name, table in self._names.items() if table not in here}
@@ -109,14 +120,18 @@ class RulesVersions:
                 kept.append(each)
             elif name in held:
                 kept.append(held[name])
-        return tuple(kept)
+        # The first or last policy of a kind adds or removes the version of its secret.
+        return state.versions if contracts_changed(state.versions, kept) == frozenset() else tuple(kept)
 
-    def _protect_since(self, held: Collection[str]) -> bool:
-        """Whether contracts protect values now, and possibly none did in the ``held`` versions."""
-        unchanged = {
-            _contract_of(each) for each in self._common if each.startswith(_CONTRACT) and each in held
-        }
-        return bool(self._protecting) and not self._protecting & unchanged
+    def _protect_otherwise(self, held: Collection[str]) -> bool:
+        """Whether contracts protect values now, and possibly none did in the ``held`` versions; or the
+        reverse."""
+        of_contracts = {each for each in held if each.startswith(_CONTRACT)}
+        unchanged = {_contract_of(each) for each in of_contracts & {*self._common}}
+        if self._protecting:
+            return not self._protecting & unchanged
+        # A contract that changed or is gone may have protected; a secret is of policies alone.
+        return len(unchanged) < len(of_contracts) and any(each.partition(":")[0] in _SECRETS for each in held)
 
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
@@ -132,8 +147,17 @@ class RulesVersions:
         erasures, destroyed = self.erasures.digest(window), self._destroyed.get(window)
         return (
             *(() if erasures is None else (f"{VERSION}{erasures}",)),
-            *(() if destroyed is None else (f"subject_keys:{destroyed}",)),
+            *(() if destroyed is None else (f"{SUBJECT_KEYS}{destroyed}",)),
         )
+
+
+def _row_columns(
+    workspace: Workspace, source: str, contracts: Sequence[TableContract]
+) -> dict[TableName, RowColumns]:
+    # Definitions are read only where one may say something.
+    if not any(each.evolution == BLOCK for each in contracts):
+        return {}
+    return workspace.definition(source).row_columns(contracts)
 
 
 def _of_secrets(workspace: Workspace, contracts: Sequence[TableContract]) -> Iterator[str]:
@@ -156,10 +180,30 @@ def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTa
     return all(kind in _FOUND and decisions.action(_FOUND[kind].scenario) == WAIT for kind in changed)
 
 
-def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[Finding]:
+def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[DetectedScenario]:
     """Return the scenarios for which a window that was made with ``held`` versions is rebuilt."""
     changed = {_kind(each) for each in set(held) ^ set(wanted)}
     return frozenset(_FOUND[kind] for kind in changed & _FOUND.keys())
+
+
+def contracts_changed(held: Collection[str], wanted: Collection[str]) -> frozenset[str] | None:
+    """Return the names of the contracts whose change alone tells ``held`` versions from ``wanted``; None if
+    something else differs too.
+
+    The version of a secret that only one side has is no other difference: no unchanged contract uses it.
+    """
+    differing = set(held) ^ set(wanted)
+    kinds = [_kind(each) for each in differing if not each.startswith(_CONTRACT)]
+    if not set(kinds) <= _SECRETS or len(set(kinds)) < len(kinds):
+        return None
+    return frozenset(_contract_of(each) for each in differing if each.startswith(_CONTRACT))
+
+
+def of_table(versions: Collection[str], name: str) -> tuple[str, ...]:
+    """Return those of a window's ``versions`` on which events of the table called ``name`` may depend: all
+    but the contracts of other tables."""
+    others = (each for each in versions if each.startswith(_CONTRACT) and _contract_of(each) != name)
+    return tuple(sorted({*versions}.difference(others)))
 
 
 def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
@@ -169,6 +213,7 @@ def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 _CONTRACT = "contract:"
+_SECRETS = frozenset({"pii_key", "pii_tokens"})
 
 
 def _contract_of(version: str) -> str:

@@ -35,7 +35,7 @@ from omnisupport_ingest.sqlite_index import (
     require_location,
 )
 
-FORMAT = f"3/{__version__}"
+FORMAT = f"4/{__version__}"
 """Version of the file and of the look; a process with another version looks at every window once."""
 
 UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
@@ -46,13 +46,16 @@ LEFT_COLLISION, LEFT_OLDER, UNAPPLIED = "left_collision", "left_older", "unappli
 HELD = "held "
 """Prefix of a reason; names the number of events in quarantine for that reason."""
 
+DISCARDED_OF = "discarded "
+"""Prefix of a reason; names the number of its events that a review has discarded."""
+
 _FLAGS = (
     *(UNSETTLED, WITHHELD, WRONG, UNEXPLAINED, TO_CLOSE),
     *(LEFT_COLLISION, LEFT_OLDER, UNAPPLIED),
 )
 
 _PAST_SECONDS = 2 * 86_400.0
-"""How long the numbers of quarantined events are kept."""
+"""How long the numbers of undiscarded events are kept."""
 _COUNTED = "windows with "
 
 _TABLES = """
@@ -194,8 +197,8 @@ class WindowIndex:
         return [window for (window,) in rows]
 
     def held_at(self, moment: datetime) -> Counter[str] | None:
-        """Return how many events were in quarantine at ``moment`` (timezone-aware), by reason; None if no
-        look that old is recorded."""
+        """Return how many undiscarded events were in quarantine at ``moment`` (timezone-aware), by reason;
+        None if no look that old is recorded."""
         row = (
             self._db_open()
             .execute("SELECT held, crc FROM past WHERE at <= ? ORDER BY at DESC", (moment.timestamp(),))
@@ -247,7 +250,8 @@ class WindowIndex:
         self._db = self._db_of = None
 
     def _note_held(self, db: sqlite3.Connection, now: float) -> None:
-        held = {name.removeprefix(HELD): self.totals[name] for name in self.totals if name.startswith(HELD)}
+        reasons = [name.removeprefix(HELD) for name in self.totals if name.startswith(HELD)]
+        held = {each: self.totals[f"{HELD}{each}"] - self.totals[f"{DISCARDED_OF}{each}"] for each in reasons}
         text = json.dumps({reason: held[reason] for reason in sorted(held) if held[reason]})
         last = db.execute("SELECT held FROM past ORDER BY at DESC").fetchone()
         if last is None or last[0] != text:

@@ -20,7 +20,7 @@ from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers import closing
 from omnisupport_ingest.layers.checkpoints import Identity, Outcome, change_for, report
 from omnisupport_ingest.layers.closing import Compaction
-from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, unit_key
+from omnisupport_ingest.layers.plan import RequestedWork, Upstream, WindowPlan, Work, unit_key
 from omnisupport_ingest.layers.workspace import Workspace
 
 
@@ -32,7 +32,7 @@ class LayerRun:
     spark: SparkSession
     source: str
     run_id: str
-    asked: Asked
+    asked: RequestedWork
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,17 @@ from omnisupport_ingest.cdc.judging import DISCARDED, OPEN
 from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
-from omnisupport_ingest.layers.window_index import HELD, LEFT_COLLISION, LEFT_OLDER, UNAPPLIED
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.window_index import (
+    DISCARDED_OF,
+    HELD,
+    LEFT_COLLISION,
+    LEFT_OLDER,
+    UNAPPLIED,
+)
 
 REVIEWS = "reviews:"
 """Prefix of the version of a ``deduped_events`` window that names the reviews it was judged with."""
-
-DISCARDED_OF = "discarded "
-"""Prefix of a reason; names the number of its events that a review has discarded."""
 
 LEFT = {COLLISION: LEFT_COLLISION, OLDER_EPOCH: LEFT_OLDER}
 """Reason → name of the number of its events that somebody may have to look at."""
@@ -41,7 +44,7 @@ def withheld_numbers(files: QuarantineFiles, window: str, digest: str | None) ->
         found[f"{HELD}{reason}"] += file.rows
         if reason not in LEFT and digest is None:
             continue
-        states = _states_in(file) if applied else {}
+        states = states_in(file) if applied else {}
         if reason in LEFT:
             found[LEFT[reason]] += states.get(OPEN, 0) if applied else file.rows
         found[f"{DISCARDED_OF}{reason}"] += states.get(DISCARDED, 0)
@@ -60,8 +63,9 @@ def reason_of(file: LakeFile) -> str:
     return dict(file.partition).get("reason") or "unknown"
 
 
-def _states_in(file: LakeFile) -> Mapping[str, int]:
-    """The number of events of ``file`` in each state of review; all count as open where that is unknown."""
+def states_in(file: LakeFile) -> Mapping[str, int]:
+    """Return the number of events of ``file`` in each state of review; all count as open where that is
+    unknown."""
     try:
         with pq.ParquetFile(file.uri) as parquet:
             if _STATE not in parquet.schema_arrow.names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,12 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force, in_force
-from omnisupport_ingest.contracts.learned import Stamp, learned_stamp
+from omnisupport_ingest.contracts.kept import Documents, Stamp, documents_stamp, keep, usable
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
 from omnisupport_ingest.contracts.protection import Secrets, has_policy
-from omnisupport_ingest.contracts.sources import sources_folder
+from omnisupport_ingest.contracts.sources import SourceDefinition, sources_folder, sources_in_force
 from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.contracts.token_map import FILE as TOKENS
@@ -38,9 +39,12 @@ from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE, retention_ledger
-from omnisupport_ingest.layers.seen import Seen
+from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowGrid
+
+_loading = threading.Lock()
+"""Held while changed documents are read: sensors of many threads find a change at the same time."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,14 @@ class Workspace:
     home: Home
     contracts: Contracts
     decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
-    learned: Stamp | None = field(default=None, repr=False, compare=False)
-    """What the contracts had learned when they were read; None if they cannot learn."""
+    documents: Documents | None = field(default=None, repr=False, compare=False)
+    """The documents from which contracts and decisions were read; None if these were given."""
     looks: Looks | None = field(default=None, repr=False, compare=False)
-    """The looks of the work that it was opened for (``looking_once``); None: each use of a table looks
-    again."""
+    """The versions of tables that the present work has found, reused until it ends (``looking_once``); None:
+    the newest version is looked up at each use."""
     _during: dict[str, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _seen: dict[str, SurveyCache[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _inputs: dict[str, tuple[FilesSeen, tuple[str, ...]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -73,26 +77,40 @@ class Workspace:
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
         """Open the home, its contracts and its decision table. Raises ``IngestError`` if one is wrong."""
-        learned = learned_stamp(settings.home.expanduser().absolute())
+        return cls.of(Documents.named(settings))
+
+    @classmethod
+    def of(cls, documents: Documents) -> Workspace:
+        """Open the home with ``documents``. Raises ``IngestError`` if one is wrong."""
+        settings = documents.settings
         contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
         home = Home.open(
             settings.home, settings.window_size, first=settings.first_window, storage=settings.storage
         )
-        return cls(settings, home, contracts, decisions, learned)
+        return cls(settings, home, contracts, decisions, documents)
 
     def current(self) -> Workspace:
-        """Return this home with the columns that its contracts have learned by now; itself if nothing is new.
+        """Return this home with its documents as they are now (``kept.usable``), and with the columns that
+        contracts have learned; itself if nothing has changed.
 
-        For long-running processes, while capture lets contracts learn. Until they learn more, the same object
-        is returned.
+        For long-running processes: a run that begins now uses the same documents. Until they change again,
+        the same object is returned.
         """
-        now = learned_stamp(self.home.path)
-        if self.learned is None or now == self.learned:
+        if self.documents is None:
             return self
-        if now not in self._later:
-            self._later.clear()
-            self._later[now] = Workspace.open(self.settings)
-        return self._later[now]
+        files = self.documents.files or self.settings
+        now = documents_stamp(files)
+        if now == self.documents.stamp:
+            return self
+        with _loading:
+            found = self._later.get(now)
+            if found is None:
+                documents = usable(files)
+                keep(documents)
+                found = Workspace.of(documents)
+                self._later.clear()
+                self._later[now] = found
+            return found
 
     def merging_at_once(self) -> Workspace:
         """Return this home with every contract's delay of merges ignored."""
@@ -112,6 +130,11 @@ class Workspace:
             self._during.clear()
             self._during[during] = opened
         return opened
+
+    def definition(self, source: str) -> SourceDefinition:
+        """Return the definition of ``source``, read from its file. Raises ``ContractError`` if one is wrong,
+        ``SourceUnknown``."""
+        return sources_in_force(self.settings, self.contracts).find(source)
 
     @property
     def grid(self) -> WindowGrid:
@@ -168,10 +191,10 @@ class Workspace:
                 raise
             return None
 
-    def seen(self, source: str) -> Seen[Any]:
+    def seen(self, source: str) -> SurveyCache[Any]:
         """Return the findings of the last look for pending windows of ``source``; always the same object."""
         if source not in self._seen:
-            self._seen[source] = Seen(self.home.lake / source / "noted" / "windows.sqlite")
+            self._seen[source] = SurveyCache(self.home.lake / source / "noted" / "windows.sqlite")
         return self._seen[source]
 
     @property

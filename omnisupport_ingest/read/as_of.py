@@ -28,10 +28,10 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_at, is_captured
 from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
+from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.position import LOWEST_ORDINAL, Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest.wording import counted
 
@@ -40,6 +40,9 @@ At = Position | Lsn | datetime
 
 _HIGHEST_LSN = Lsn((1 << 63) - 1)
 """Above every LSN: the lake keeps LSNs as signed numbers."""
+
+_NAMED = 5
+"""Tables that a message names."""
 
 
 class TableIncomplete(IngestError):
@@ -184,6 +187,15 @@ def _refuse_incomplete(
     problems = " ".join(each.problem for each in faults)
     if landed.gap is not None and landed.gap.epoch == position.epoch:
         raise TableIncomplete(f"{problems} {landed.gap}", fix=landed.gap.fix)
+    starts = [each.starts for each in faults if each.starts is not None]
+    if len(starts) == len(faults) > 1:
+        names = [each.table for each in faults]
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        raise TableIncomplete(
+            f"{', '.join(names[:_NAMED])}{more} have no state at {position.commit_lsn} in epoch "
+            f"{position.epoch}: the last of their snapshots was read at {max(starts)}.",
+            fix=f"Ask for {max(starts)} or later, or for a later time.",
+        )
     raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in faults)))
 
 
@@ -214,19 +226,51 @@ def _below_which(
         return Position(chosen, Lsn(min(at.value + 1, _HIGHEST_LSN.value)), 0)
     if at.tzinfo is None:
         raise CannotRead(f"{at.isoformat()} has no time zone.", fix="Add one: Z for UTC, or +02:00.")
-    later = _first_later(workspace, files, at)
+    later = _first_later(workspace, files, at, _rows_read_again(batches))
     if not is_captured(batches):
         return later or _above_all(batches)
-    if later is not None:
-        # A transaction is atomic: no part of the first later one is included.
-        return Position(later.epoch, later.commit_lsn, min(later.ordinal, 0))
-    return _end_of_stream(source, batches, at)
+    if later is None:
+        return _end_of_newest_stream(source, batches, at)
+    # If the epoch begins with this event, the moment may belong to the one before it.
+    of_epoch = [file.first for batch in batches if batch.epoch == later.epoch for file in batch.files]
+    earlier = [batch for batch in batches if batch.epoch < later.epoch and batch.files]
+    if earlier and later <= min(of_epoch, default=later):
+        end = _end_of_stream(batches, max(batch.epoch for batch in earlier), at)
+        if end is not None:
+            return end
+    # A transaction is atomic, and so are the rows of a snapshot at one LSN: no part of the first later one is
+    # included.
+    return Position(later.epoch, later.commit_lsn, 0 if later.ordinal >= 0 else LOWEST_ORDINAL)
 
 
-def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> Position | None:
+def _rows_read_again(batches: Sequence[Manifest]) -> list[str]:
+    """Return epoch and id of the chunks of rows that were read again (``KeyChangeReading``).
+
+    They were added to a finished snapshot, at the LSN where it ended. In batches of earlier versions their
+    clock is later than that of transactions above them.
+    """
+    snapshots: dict[tuple[int, str, str], list[ChunkSpan]] = {}
+    for batch in batches:
+        if (span := batch.chunk) is not None:
+            snapshots.setdefault((batch.epoch, span.snapshot_id, span.table), []).append(span)
+    found = []
+    for (epoch, *_), chunks in snapshots.items():
+        high, is_finished = Lsn(0), False
+        # The number of the snapshot end is that of the first chunk that was added.
+        for span in sorted(chunks, key=lambda each: (each.chunk, not each.boundary)):
+            if is_finished and span.low == high:
+                found.append(f"{epoch} {span.id}")
+            is_finished = is_finished or span.boundary
+            high = high if span.boundary else max(high, span.high)
+    return found
+
+
+def _first_later(
+    workspace: Workspace, files: EventFiles, moment: datetime, read_again: Sequence[str]
+) -> Position | None:
     """Return the lowest position of an event, of any table, that was committed after ``moment``.
 
-    Events with a time that cannot be right are left out.
+    Events with a time that cannot be right are left out, and rows of the chunks ``read_again``.
     """
     # An event is in the window of its time, unless its position had landed in another window first. Then one
     # of the two events is in quarantine, so windows with quarantine files are read too.
@@ -243,25 +287,41 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
         connection.execute("SET TimeZone = 'UTC'")
         lowest = connection.execute(
             "SELECT epoch, commit_lsn, ordinal FROM read_parquet(?, hive_partitioning = false) "
-            "WHERE source_ts > ?::TIMESTAMPTZ ORDER BY ALL LIMIT 1",
-            [uris, moment.isoformat()],
+            "WHERE source_ts > ?::TIMESTAMPTZ "
+            "AND NOT (op = 'r' AND list_contains(?::VARCHAR[], concat(epoch, ' ', chunk_id))) "
+            "ORDER BY ALL LIMIT 1",
+            [uris, moment.isoformat(), read_again],
         ).fetchone()
     return None if lowest is None else Position(lowest[0], Lsn(lowest[1]), lowest[2])
 
 
-def _end_of_stream(source: str, batches: Sequence[Manifest], moment: datetime) -> Position:
+def _end_of_newest_stream(source: str, batches: Sequence[Manifest], moment: datetime) -> Position:
     """Return the end of what has landed. Raises ``TableIncomplete`` if it does not reach to ``moment``."""
-    streams = [batch for batch in batches if batch.stream is not None]
-    newest = max(streams, key=lambda batch: (batch.epoch, batch.batch_id), default=None)
-    mark = newest.arrival.watermark if newest is not None else None
-    if newest is None or newest.stream is None or mark is None or mark < moment:
+    newest = _newest_stream(batches)
+    end = None if newest is None else _end_of_stream(batches, newest.epoch, moment)
+    if end is None:
+        mark = None if newest is None else newest.arrival.watermark
         reached = "has not begun" if mark is None else f"is known up to {_utc_text(mark)}"
         raise TableIncomplete(
             f"The stream of {source} {reached}; what was committed until {_utc_text(moment)} may still come.",
             fix=("" if mark is None else f"Ask for {_utc_text(mark)} or earlier, or wait. ")
             + "If capture is not running, start it (omnisupport-ingest up).",
         )
-    return Position(newest.epoch, newest.stream.end_lsn, 0)
+    return end
+
+
+def _end_of_stream(batches: Sequence[Manifest], epoch: int, moment: datetime) -> Position | None:
+    """Return the end of the landed stream of ``epoch``, if its watermark has reached ``moment``."""
+    newest = _newest_stream([batch for batch in batches if batch.epoch == epoch])
+    if newest is None or newest.stream is None:
+        return None
+    mark = newest.arrival.watermark
+    return None if mark is None or mark < moment else Position(epoch, newest.stream.end_lsn, 0)
+
+
+def _newest_stream(batches: Sequence[Manifest]) -> Manifest | None:
+    streams = [batch for batch in batches if batch.stream is not None]
+    return max(streams, key=lambda batch: (batch.epoch, batch.batch_id), default=None)
 
 
 def _utc_text(moment: datetime) -> str:

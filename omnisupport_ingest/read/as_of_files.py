@@ -22,7 +22,6 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import scratch_folder
 from omnisupport_ingest.read.as_of import Reading
 from omnisupport_ingest.read.export import Format, write_file
-from omnisupport_ingest.read.export_ledger import note_export
 
 _SCRATCH = "as-of-"
 """Prefix of folders that hold rows until the files are written; the identity of the process follows."""
@@ -76,8 +75,7 @@ def write_tables(
         written_tables = []
         for contract in reading.contracts:
             path, files = paths[contract.name], states[contract.name]
-            written = write_file(contract, files, path, form, deleted=deleted)
-            note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
+            written = write_file(contract, files, path, form, deleted=deleted, home=workspace.home.path)
             count = counts[contract.name]
             written_tables.append(
                 TableAsOf(count.table, count.live, count.deleted, count.unresolved, str(path), written.bytes)

@@ -33,6 +33,7 @@ from omnisupport_ingest.read.compare import (
     compare,
     events_since,
     key_hash,
+    named_pairs,
 )
 from omnisupport_ingest.read.protected_rows import HASHES_PREFIX
 from omnisupport_ingest.read.row_equality import (
@@ -96,10 +97,12 @@ class MovedOn:
             row = connection.execute(
                 "SELECT (SELECT count(*) FROM pairs), (SELECT count(*) FROM moved),"
                 f" (SELECT count(*) FROM read_parquet({text(str(self.expected))})),"
-                " count(*) FILTER (NOT _cdc_is_deleted), count(*) FILTER (_cdc_is_deleted) FROM lake"
+                " count(*) FILTER (NOT _cdc_is_deleted), count(*) FILTER (_cdc_is_deleted),"
+                f" count(*) FILTER (NOT _cdc_is_deleted AND len(_cdc_unresolved) > 0 AND {self._compared})"
+                " FROM lake r"
             ).fetchone()
             assert row is not None
-            wrong, moved, source_rows, current, deleted = row
+            wrong, moved, source_rows, current, deleted, unresolved = row
             rows = connection.execute(
                 f"SELECT key, differing FROM pairs ORDER BY key LIMIT {SHOWN}"
             ).fetchall()
@@ -112,7 +115,7 @@ class MovedOn:
             source_rows=source_rows,
             current_rows=current,
             deleted_rows=deleted,
-            unresolved=stayed.unresolved if stayed is not None else 0,
+            unresolved=unresolved,
             differences=wrong,
             examples=tuple(examples),
             skipped=left_out,
@@ -216,20 +219,21 @@ class MovedOn:
             ),
             f"CASE WHEN {at_source} AND ({_unknown('l', '*')} <> {_unknown('f', '*')}) THEN 'in doubt' END",
         ]
-        parts = [key_part(i) for i in range(len(contract.key))]
-        key = " || ',' || ".join(f"coalesce(f.{part}, l.{part})" for part in parts)
-        with_events = f"SELECT 1 FROM moved m WHERE {same_key(contract, 'r', 'm')}"
-        chosen = "true" if self.whole else f"EXISTS ({with_events})"
+        chosen = "true" if self.whole else self._has_events
         if self.sample.below is not None:
             of_sample = f"{key_hash(contract)} < {text(self.sample.below)}"
-            chosen = f"{of_sample} AND NOT EXISTS ({with_events})" if self.whole else "false"
-        return (
-            "SELECT * FROM ("
-            f"SELECT {key} AS key, list_filter([{', '.join(reasons)}], lambda x: x IS NOT NULL) AS differing"
-            f" FROM (SELECT * FROM forward r WHERE {chosen}) f"
-            f" FULL OUTER JOIN (SELECT * FROM lake r WHERE {chosen}) l ON {same_key(contract, 'f', 'l')}"
-            ") WHERE len(differing) > 0"
-        )
+            chosen = f"{of_sample} AND {self._compared}" if self.whole else "false"
+        forward = f"(SELECT * FROM forward r WHERE {chosen})"
+        return named_pairs(contract, reasons, (forward, "f"), f"(SELECT * FROM lake r WHERE {chosen})")
+
+    @property
+    def _has_events(self) -> str:
+        return f"EXISTS (SELECT 1 FROM moved m WHERE {same_key(self.contract, 'r', 'm')})"
+
+    @property
+    def _compared(self) -> str:
+        """SQL: whether the row ``r`` is not left out."""
+        return "true" if self.sample.below is None else f"NOT {self._has_events}"
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect()

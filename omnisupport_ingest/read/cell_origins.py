@@ -21,7 +21,7 @@ from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Events, TableColumns, fold_groups
 from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
-from omnisupport_ingest.cdc.life import Ending, Position, latest, life_begins
+from omnisupport_ingest.cdc.life import Ending, PositionTuple, latest, life_begins
 from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds
 
 _NO_LIMIT = 1 << 62
@@ -53,7 +53,7 @@ class KeyEvent:
     """
 
     window: str
-    position: Position
+    position: PositionTuple
     op: str
     key: str | None
     source_ts: datetime
@@ -115,10 +115,10 @@ class RowOrigins:
     key: str
     last: KeyEvent
     ended_by: KeyEvent | None
-    begins: Position | None
+    begins: PositionTuple | None
     existence: bool
     columns: Mapping[str, Origin]
-    voided: frozenset[Position]
+    voided: frozenset[PositionTuple]
 
     def role(self, event: KeyEvent, column: str) -> Role:
         """Return what ``event`` is for ``column``."""
@@ -211,7 +211,7 @@ def _life(
     key: str,
     table_columns: TableColumns,
     ends: TableEnds,
-    ended_at: Position | None,
+    ended_at: PositionTuple | None,
 ) -> dict[str, Any] | None:
     """Return the current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
     ``current.lives_type`` with the numbers of deciding events (of ``ordered``) in its columns."""
@@ -246,7 +246,7 @@ def _origin(
     ends: TableEnds,
 ) -> Origin:
     key, old_key = str(life["_cdc_key"]), False
-    seen: set[tuple[str, Position]] = set()
+    seen: set[tuple[str, PositionTuple]] = set()
     current: Mapping[str, Any] | None = life
     while current is not None:
         if column not in (current["_cdc_unresolved"] or ()):
@@ -275,8 +275,8 @@ def _hides(event: KeyEvent, key: str, column: str, table_columns: TableColumns) 
 
 
 def _bounds(
-    of_key: Sequence[KeyEvent], ends: TableEnds, alive: Position | None
-) -> tuple[Position | None, Position | None]:
+    of_key: Sequence[KeyEvent], ends: TableEnds, alive: PositionTuple | None
+) -> tuple[PositionTuple | None, PositionTuple | None]:
     """Return the position that ended the row (None while it lives), and the one where its life begins."""
     first = min(each.position for each in of_key)
     deletes = [Ending(each.position, _micros(each.source_ts)) for each in of_key if _deletes(each)]
@@ -290,7 +290,7 @@ def _deletes(event: KeyEvent) -> bool:
     return event.op == "d" and not event.withheld
 
 
-def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | None:
+def _at(events: Sequence[KeyEvent], position: PositionTuple, key: str) -> KeyEvent | None:
     at_position = [each for each in events if each.position == position and not each.withheld]
     return next((each for each in at_position if each.key == key), at_position[0] if at_position else None)
 

@@ -201,11 +201,25 @@ def _pairs(contract: TableContract) -> str:
             for column in contract.columns
         ),
     ]
+    return named_pairs(contract, reasons, ("source", "s"), "lake")
+
+
+def named_pairs(contract: TableContract, reasons: Sequence[str], expected: tuple[str, str], lake: str) -> str:
+    """SQL: the keys whose rows differ, and the ``reasons`` that apply to them.
+
+    ``expected``: the relation that ``lake`` (``l`` in the reasons) must equal, and its name in the reasons. A
+    key that the lake has more than once differs for that reason alone: none of its rows is the row.
+    """
+    relation, name = expected
     parts = [key_part(i) for i in range(len(contract.key))]
-    key = " || ',' || ".join(f"coalesce(s.{part}, l.{part})" for part in parts)
+    key = " || ',' || ".join(f"coalesce({name}.{part}, l.{part})" for part in parts)
+    key_twice = " || ',' || ".join(parts)
+    twice = f"SELECT {', '.join(parts)} FROM {lake} l GROUP BY ALL HAVING count(*) > 1"
     return (
-        "SELECT * FROM ("
+        f"WITH twice AS ({twice}) SELECT * FROM ("
         f"SELECT {key} AS key, list_filter([{', '.join(reasons)}], lambda x: x IS NOT NULL) AS differing"
-        f" FROM source s FULL OUTER JOIN lake l ON {same_key(contract, 's', 'l')}"
+        f" FROM {relation} {name} FULL OUTER JOIN {lake} l ON {same_key(contract, name, 'l')}"
+        f" WHERE NOT EXISTS (SELECT 1 FROM twice t WHERE {same_key(contract, 't', 'l')})"
         ") WHERE len(differing) > 0"
+        f" UNION ALL SELECT {key_twice}, ['twice in the lake'] FROM twice"
     )

@@ -19,6 +19,7 @@ from typing import Any
 import duckdb
 from deltalake.exceptions import DeltaError
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_policies import is_plain
@@ -77,18 +78,32 @@ class RowChange:
         return _value(self.row, column)
 
 
-def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a dimension. A dimension that is made anew has another ``table_id``, and begins again at
+    0."""
+
+    table_id: str
+    number: int
+
+
+def newest_version(workspace: Workspace, contract: TableContract) -> Version | None:
     """Return the current version of the dimension; None if it does not exist yet."""
     table = workspace.dimension(contract)
-    return open_delta(table.folder).version() if table.exists else None
+    if not table.exists:
+        return None
+    handle = open_delta(table.folder)
+    return Version(str(handle.metadata().id), handle.version())
 
 
-def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
-    """Return the last ``count`` changes, the oldest first; fewer if the files of older versions are gone."""
-    newest = newest_version(workspace, contract)
+def last_changes(
+    workspace: Workspace, contract: TableContract, count: int, newest: Version
+) -> list[RowChange]:
+    """Return the last ``count`` changes up to ``newest``, the oldest first; fewer if the files of older
+    versions are gone."""
     last: list[RowChange] = []
-    version = newest or 0
-    while newest is not None and version >= 0 and len(last) < count:
+    version = newest.number
+    while version >= 0 and len(last) < count:
         changes = changes_of(workspace, contract, version, most=count - len(last))
         if changes is None:
             break
@@ -206,7 +221,8 @@ def _change(
     hidden = shown.hidden
     if row is not None and then is not None:
         names = [name for name in contract.column_names if name in then.columns]
-        changed = {name: cell for name in names if (cell := then.cell(name)) != row.cell(name)}
+        cells = {name: then.cell(name) for name in names}
+        changed = {name: cell for name, cell in cells.items() if not columnar.is_same(cell, row.cell(name))}
         hidden |= then.hidden & changed.keys()
     shown_cells = {name: cell for name, cell in changed.items() if name not in hidden}
     epoch, commit_lsn, ordinal = _position(shown.columns)

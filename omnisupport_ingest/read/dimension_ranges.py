@@ -25,7 +25,6 @@ from omnisupport_ingest.contracts.row_checksum import (
     RowNumbers,
     by_number,
     checked_columns,
-    living_alone,
 )
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.live_rows import bare_sql
@@ -84,10 +83,11 @@ class DimensionRanges:
     def unresolved_keys(self, most: int) -> list[Key]:
         """Return the keys of at most ``most`` rows with unresolved values, which wait for a person.
 
-        Such rows are in no checksum.
+        Such rows are in no checksum. Rows that the source has deleted for certain wait for nobody.
         """
         parts = ", ".join(f"coalesce({part}, '')" for part in self._parts)
-        query = f"SELECT {parts} FROM lake l WHERE len(l._cdc_unresolved) > 0 LIMIT {most}"
+        unresolved = f"len(l._cdc_unresolved) > 0 AND {is_at_source(self._contract)}"
+        query = f"SELECT {parts} FROM lake l WHERE {unresolved} LIMIT {most}"
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         return [tuple(each) for each in self._connection.execute(query).fetchall()]
 
@@ -222,10 +222,9 @@ class DimensionRanges:
         return [key_part(number) for number in range(len(self._contract.key))]
 
     def _there(self, spans: Sequence[KeySpan]) -> str:
-        is_alive = "NOT l._cdc_is_deleted" if living_alone(self._contract) else is_at_source(self._contract)
         # A row with unresolved values may have no known key by which it could be left out, so it is left out
         # here.
-        conditions = [self._within(spans), is_alive, "len(l._cdc_unresolved) = 0"]
+        conditions = [self._within(spans), is_at_source(self._contract), "len(l._cdc_unresolved) = 0"]
         if self._leaves_out:
             same = " AND ".join(f"o.{part} = l.{part}" for part in self._parts)
             conditions.append(f"NOT EXISTS (SELECT 1 FROM left_out o WHERE {same})")

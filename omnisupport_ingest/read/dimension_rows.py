@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import duckdb
 
@@ -14,8 +12,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import remove_left_behind, scratch_folder
 from omnisupport_ingest.read.lake_checksum import checksum_columns, in_range, is_at_source
 from omnisupport_ingest.read.row_equality import (
     equal,
@@ -131,10 +130,7 @@ class PinnedDimensions:
         Call it while nothing lands and nobody else repairs.
         """
         workspace, source = self._workspace, self._workspace.settings.source
-        for folder in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
-            # A killed repair left it, with rows of the source.
-            # No failpoint: scratch files, which the next command removes if this process is killed.
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_left_behind(workspace.home.run, _SCRATCH)
         pending = pending_windows(workspace.merging_at_once(), source)
         if pending.gap is not None:
             raise LakeBehind(
@@ -155,10 +151,8 @@ class PinnedDimensions:
     @contextmanager
     def rows(self, contract: TableContract) -> Iterator[DimensionRows]:
         """Return the rows of one table, at the version that ``pin`` fixed."""
-        own = f"{_SCRATCH}{contract.source}-"
-        # No failpoint: scratch files, which the next command removes if this process is killed.
-        with TemporaryDirectory(prefix=own, dir=self._workspace.home.run) as scratch:
-            rows = DimensionRows(contract, self._files[contract.name], Path(scratch))
+        with scratch_folder(self._workspace.home.run, _SCRATCH) as scratch:
+            rows = DimensionRows(contract, self._files[contract.name], scratch)
             try:
                 yield rows
             finally:

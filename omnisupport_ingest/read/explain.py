@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -24,14 +26,15 @@ from omnisupport_ingest.cdc.stored import STATE
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.file_rows import rows_at
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_table
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
-from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
@@ -45,6 +48,7 @@ _OF_EVENT = (
     *_FACTS,
 )
 _OF_QUARANTINE = ("detector", "rules", "review_state")
+_SEARCHED = ("op", "key", "source_schema", "source_table", "commit_lsn")
 _IN_RAW = ("epoch", "commit_lsn", "ordinal", "identity", "key", "batch_id", "landed_at")
 
 
@@ -216,9 +220,15 @@ def _read(files: EventFiles, contract: TableContract, where: Any) -> Iterator[Ke
 
 
 def _rows(file: LakeFile, schema: Any, columns: Sequence[str], where: Any) -> list[dict[str, Any]]:
-    table = pq.read_table(file.uri, schema=schema, columns=list(columns), filters=where, partitioning=None)
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+    """Return the ``columns`` of the rows for which ``where`` holds, an expression of columns ``_SEARCHED``.
+
+    Most bytes of events are images. Those are read only in row groups that have such a row.
+    """
+    path, searched = file.uri, [name for name in _SEARCHED if name in schema.names]
+    rows = pq.read_table(path, schema=schema, columns=searched, partitioning=None)
+    numbers = rows.append_column("number", pa.array(np.arange(rows.num_rows))).filter(where)["number"]
+    read = pa.schema([schema.field(name) for name in columns])
+    return [row for batch in rows_at(path, read, numbers.to_numpy()) for row in batch.to_pylist()]
 
 
 def _event(file: LakeFile, row: Mapping[str, Any], quarantine: Mapping[str, Any]) -> KeyEvent:

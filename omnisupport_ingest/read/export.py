@@ -31,7 +31,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export_ledger import note_export
-from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest.read.overview import dimension_overview
 from omnisupport_ingest.read.row_equality import named
 from omnisupport_ingest.read.row_equality import text as literal
 
@@ -97,8 +97,8 @@ def export(
             f"{contract.source}.{contract.name} has no dimension yet.",
             fix="Let the pipeline take in what has landed (omnisupport-ingest up), then export again.",
         )
-    written = write_file(contract, snapshot.all_files(), path, form, deleted=deleted)
-    note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
+    home = workspace.home.path
+    written = write_file(contract, snapshot.all_files(), path, form, deleted=deleted, home=home)
     return Exported(
         table=f"{contract.source}.{contract.name}",
         path=str(path),
@@ -123,9 +123,18 @@ class Written:
 
 
 def write_file(
-    contract: TableContract, files: Sequence[LakeFile | str], path: Path, form: Format, *, deleted: bool
+    contract: TableContract,
+    files: Sequence[LakeFile | str],
+    path: Path,
+    form: Format,
+    *,
+    deleted: bool,
+    home: Path,
 ) -> Written:
-    """Write rows of ``current_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
+    """Write rows of ``current_type`` in the Parquet ``files`` to ``path``, as ``export`` does.
+
+    The ledger of exports in ``home`` names the file before it is there.
+    """
     paths = [file if isinstance(file, str) else file.stored for file in files]
     _require_files(contract, paths)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -135,6 +144,7 @@ def write_file(
         rows, unresolved = write_rows(contract, files, draft, form, deleted=deleted)
         sync_file(draft)
         size = draft.stat().st_size
+        note_export(home, f"{contract.source}.{contract.name}", path, rows, draft=draft)
         with failpoint("export.file"):
             os.replace(draft, path)
             sync_folder(path.parent)
@@ -180,13 +190,10 @@ class _Progress:
 
 def _progress(workspace: Workspace, contract: TableContract) -> _Progress:
     """Return how far the dimension is behind landing."""
-    seen = overview(workspace, contract.source)
-    if seen.landing.problem is not None:
-        raise seen.landing.problem
-    paths = (workspace.net_changes(contract).spec.path, workspace.dimension(contract).spec.path)
-    pending = max(table.pending_batches or 0 for table in seen.tables if table.table in paths)
-    if pending:
-        return _Progress(None, pending, None)
+    seen = dimension_overview(workspace, contract)
+    (dimension,) = seen.tables
+    if dimension.pending_batches:
+        return _Progress(None, dimension.pending_batches, None)
     end = seen.landing.stream_end
     return _Progress(str(end) if end else None, 0, seen.landing.watermark)
 
@@ -266,7 +273,9 @@ def _as_json(column: Column, text: str) -> str:
     if column.type.kind in (Kind.BOOLEAN, Kind.SHORT, Kind.INTEGER, Kind.LONG):
         return either if column.former_types else name
     if column.type.kind in FLOATS:
-        return f"CASE WHEN isfinite({name}) THEN to_json({name}) ELSE to_json({text}) END"
+        # DuckDB makes a double of a real, with digits that it does not have.
+        number = f"{name}::VARCHAR::JSON" if column.type.kind is Kind.FLOAT else f"to_json({name})"
+        return f"CASE WHEN isfinite({name}) THEN {number} ELSE to_json({text}) END"
     if column.type.kind in ARRAYS:
         return either
     return text

@@ -1,7 +1,8 @@
 """The ledger of exports: which files with rows were written, so that a certificate of erasure can name them.
 
 One line of JSON per file is appended to ``exports.jsonl`` in the home, readable by its owner only, without
-values of rows. An export is recorded before its command reports success.
+values of rows. An export is recorded before its file has its name, so a command that is killed leaves no file
+without an entry, and perhaps an entry without a file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ExportLedgerUnreadable(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """A file that was written ``at`` (UTC) with ``rows`` of ``table`` (``source.name``).
+    """A file that was written ``at`` (UTC), or about to be, with ``rows`` of ``table`` (``source.name``).
 
     ``path`` is absolute.
     """
@@ -49,9 +50,12 @@ class ExportedFile:
     sha256: str
 
 
-def note_export(home: Path, table: str, path: Path, rows: int) -> None:
-    """Record that ``path`` was written with ``rows`` of ``table``. Durable on return."""
-    entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(path))
+def note_export(home: Path, table: str, path: Path, rows: int, *, draft: Path | None = None) -> None:
+    """Record that ``path`` has ``rows`` of ``table``, or will have them once ``draft`` is renamed to it.
+
+    Durable on return.
+    """
+    entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(draft or path))
     line = encode_line(entry).encode() + b"\n"
     with failpoint("export.file", FILE):
         descriptor = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

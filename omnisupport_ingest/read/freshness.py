@@ -16,8 +16,8 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.shown import Shown
-from omnisupport_ingest.read.verified import EQUAL, PART_EQUAL, Verified
+from omnisupport_ingest.layers.dimension.shown_net_changes import Shown
+from omnisupport_ingest.read.verified import DIFFERS, EQUAL, PART_EQUAL, Verified
 
 FRESH_WITHIN = timedelta(minutes=15)
 """The allowed lag of a table whose contract sets none."""
@@ -168,11 +168,13 @@ def verified_in_words(verified: Verified | None, now: datetime) -> str | None:
     """Return what is known of a table and its source, as one sentence; None if it was never checked."""
     if verified is None:
         return None
-    through = verified.through
+    through, state = verified.through, verified.state
+    if verified.differs and state != DIFFERS:
+        state = f"found to differ, and now {state}"
     if through is None:
-        return f"{verified.state}: {verified.why}"
+        return f"{state}: {verified.why}"
     ago = in_words((now - through.at).total_seconds())
     known = f"equal to the source at LSN {through.lsn}, checked {ago} ago"
-    if verified.state in (EQUAL, PART_EQUAL):
+    if verified.state in (EQUAL, PART_EQUAL) and not verified.differs:
         return known
-    return f"{known}; since then {verified.state}: {verified.why}"
+    return f"{known}; since then {state}: {verified.why}"

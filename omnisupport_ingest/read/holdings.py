@@ -55,7 +55,9 @@ def left_over_files(table: LakeTable) -> Iterator[tuple[str, Path]]:
         found |= {each.path for each in storage.listed(table.folder)}
     for file in sorted(found):
         path = file.relative_to(table.folder).as_posix()
-        if file.suffix == ".parquet" and path not in held and not layout.is_state(path):
+        # A former version moved files aside without their suffix.
+        is_data = file.suffix == ".parquet" or (not file.suffix and file.name.startswith(layout.SWEPT))
+        if is_data and path not in held and not layout.is_state(path):
             yield path, storage.at_hand(file)
 
 
@@ -118,6 +120,23 @@ def landed_events(
             with pq.ParquetFile(path) as parquet:
                 for batch in parquet.iter_batches(columns=list(columns)):
                     yield layer, path, window, batch
+
+
+def former_raw_events(
+    workspace: Workspace, source: str, columns: Sequence[str]
+) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
+    """Yield as ``landed_events`` the events of files of raw that its newest version does not hold: retention
+    removed them, or compaction replaced them, and no sweep came yet. The window is empty.
+
+    A file that cannot be read whole is left out: a run is writing it, from landing, which has the events.
+    """
+    for _, path in left_over_files(workspace.raw(source)):
+        try:
+            batches = pq.read_table(path, columns=list(columns), partitioning=None).to_batches()
+        except (OSError, pa.ArrowInvalid, KeyError):
+            continue
+        for batch in batches:
+            yield RAW, path, "", batch
 
 
 def holdings_of(workspace: Workspace, counts: Mapping[tuple[str, Path], int]) -> list[Holding]:

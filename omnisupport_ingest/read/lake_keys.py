@@ -6,8 +6,9 @@ Keys are compared as the texts that the source sent: whole numbers by value, all
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any, Protocol
 
 import duckdb
@@ -16,8 +17,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import scratch_folder
 from omnisupport_ingest.read.dimension_rows import LakeBehind
 from omnisupport_ingest.read.lake_checksum import is_at_source
 from omnisupport_ingest.read.row_equality import key_part, select_lake, text
@@ -25,6 +27,8 @@ from omnisupport_ingest.wording import counted
 
 _MEMORY = "512MB"
 """Memory limit of DuckDB; beyond it, DuckDB writes to the scratch folder."""
+
+_SCRATCH = "keys-"
 
 
 class Bounds(Protocol):
@@ -40,17 +44,18 @@ class Bounds(Protocol):
 class DimensionKeys:
     """The keys of the rows of one dimension that the source has, as far as the lake knows."""
 
-    def __init__(self, contract: TableContract, files: Sequence[LakeFile | str]) -> None:
-        """``files``: of the dimension. The first query reads them."""
+    def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], parent: Path) -> None:
+        """``files``: of the dimension. The first query reads them. ``parent``: the folder in which the keys
+        are kept until ``close``, or until the next use if this process is killed."""
         self._contract, self._files = contract, files
-        # No failpoint: nothing here outlives the process (a database or buffer in memory).
-        self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
+        self._scratch = ExitStack()
+        self._folder = self._scratch.enter_context(scratch_folder(parent, _SCRATCH))
         self._order = f"({', '.join(_part(i) for i in self._range)})"
 
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         """A database with the keys in the table ``alive``."""
-        connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
+        connection = duckdb.connect(f"{self._folder}/keys.duckdb")
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         # Hashed once: the checksum of a range is then a sum of numbers, however often it is halved.
         texts = " || ".join(f"strlen({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
@@ -64,7 +69,7 @@ class DimensionKeys:
         ]
         dimension = select_lake(connection, self._contract, self._files)
         rows = f"SELECT *, sha256({texts}) AS digest FROM ({dimension}) l"
-        # No failpoint: nothing here outlives the process (a database or buffer in memory).
+        # No failpoint: scratch files, which the next call removes if this process is killed.
         connection.execute(
             f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
             f" FROM ({rows}) l WHERE {is_at_source(self._contract)}"
@@ -101,7 +106,7 @@ class DimensionKeys:
     def close(self) -> None:
         if "_connection" in self.__dict__:
             self._connection.close()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     @property
     def _range(self) -> range:
@@ -149,5 +154,5 @@ def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys
     for contract in workspace.contracts.of_source(source):
         table = workspace.dimension(contract)
         files = table.open().all_files() if table.exists else ()
-        keys_of[contract.full_name] = DimensionKeys(contract, files)
+        keys_of[contract.full_name] = DimensionKeys(contract, files, workspace.home.run)
     return keys_of

@@ -8,7 +8,7 @@ of landing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -23,6 +23,7 @@ from omnisupport_ingest.landing.standing import EpochStanding
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.storage import has_landed
 from omnisupport_ingest.wording import counted
 
 
@@ -33,12 +34,13 @@ class Verdict(StrEnum):
     NOTHING_LOST = "nothing_lost"
     NAMED = "named"
     WITHHELD = "withheld"
+    UNKNOWN = "unknown"
     MISSING = "missing"
 
     @property
     def is_finding(self) -> bool:
         """Whether a person has to act on it."""
-        return self in (Verdict.WITHHELD, Verdict.MISSING)
+        return self in (Verdict.WITHHELD, Verdict.UNKNOWN, Verdict.MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class LossAccount:
 
     ``incomplete``: tables whose state never existed at the source. ``withheld``: events in quarantine by the
     state of their review. ``slot_problem``: why the server cannot send what comes next; None if it can, or if
-    nobody checked.
+    nobody checked. ``slot_unknown``: why somebody checked and got no answer.
     """
 
     source: str
@@ -90,6 +92,7 @@ class LossAccount:
     offsets_gone: tuple[OffsetsGone, ...]
     withheld: Mapping[str, int]
     slot_problem: str | None
+    slot_unknown: str | None = None
 
     @property
     def open_gaps(self) -> list[Gap]:
@@ -132,6 +135,8 @@ class LossAccount:
             return Verdict.MISSING
         if any(stretch.open for each in self.epochs for stretch in each.missed):
             return Verdict.MISSING
+        if self.slot_unknown:
+            return Verdict.UNKNOWN
         if self.waiting:
             return Verdict.WITHHELD
         return Verdict.NAMED if self.named_losses else Verdict.NOTHING_LOST
@@ -152,6 +157,9 @@ class LossAccount:
                 losses = self._named if self.named_losses else f"Nothing of {self.source} was lost"
                 events, wait = ("event", "waits") if self.waiting == 1 else ("events", "wait")
                 return f"{losses}, and {self.waiting:,} {events} in quarantine {wait} for a decision."
+            case Verdict.UNKNOWN:
+                landed = self._named if self.named_losses else f"Of {self.source}, {all_of_it}, without a gap"
+                return f"{landed}; whether the server still has what comes next is not known."
             case Verdict.MISSING:
                 return f"Changes of {self.source} may be missing: see what is marked below."
 
@@ -166,30 +174,39 @@ def loss_account(
     *,
     withheld: Mapping[str, int],
     slot_problem: str | None = None,
+    slot_unknown: str | None = None,
 ) -> LossAccount:
     """Return the account of ``source``. Raises the errors of reading landing.
 
-    ``withheld``: events in quarantine by the state of their review.
+    ``withheld``, ``slot_problem``, ``slot_unknown``: as in the account.
     """
-    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+    if not has_landed(workspace.home.path, source):
         return LossAccount(source, (), (), (), withheld, None)
     store = workspace.landing(source)
     landed = store.landed()
     records = {each.number: each for each in store.epochs()}
+    contracts = workspace.contracts.of_source(source)
+    names = {each.name for each in contracts}
     newest = max([*records, *(each.epoch for each in landed.epochs)], default=0)
     return LossAccount(
         source=source,
-        epochs=tuple(_epoch(store, each, records, newest) for each in landed.epochs),
-        incomplete=tuple(_incomplete(workspace.contracts.of_source(source), store, newest)),
+        epochs=tuple(_epoch(store, each, records, newest, names) for each in landed.epochs),
+        incomplete=tuple(_incomplete(contracts, store, newest)),
         offsets_gone=() if landed.captured else tuple(_offsets_gone(store)),
         withheld=withheld,
         slot_problem=slot_problem,
+        slot_unknown=slot_unknown,
     )
 
 
 def _epoch(
-    store: LandingStore, standing: EpochStanding, records: Mapping[int, EpochRecord], newest: int
+    store: LandingStore,
+    standing: EpochStanding,
+    records: Mapping[int, EpochRecord],
+    newest: int,
+    names: Collection[str],
 ) -> EpochAccount:
+    """``names``: of the contracts. A table without one is read by nobody, so nothing can be missing of it."""
     record = records.get(standing.epoch)
     return EpochAccount(
         number=standing.epoch,
@@ -202,7 +219,11 @@ def _epoch(
         events=standing.events,
         gap=standing.gap(newest),
         accepted=AcceptedLosses(store.folder).of(standing.epoch),
-        missed=LostChanges(store.folder, standing.epoch).all(),
+        missed=tuple(
+            each
+            for each in LostChanges(store.folder, standing.epoch).all()
+            if not each.open or each.table in names
+        ),
         proved=standing.recoveries,
     )
 

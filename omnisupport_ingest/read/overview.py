@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
+from deltalake.exceptions import DeltaError
+
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -20,22 +22,24 @@ from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import deduped, net_changes, quarantine, raw
-from omnisupport_ingest.layers.delayed_merge import (
+from omnisupport_ingest.layers.dimension import net_changes
+from omnisupport_ingest.layers.dimension.delayed_merge import (
     ScatteredWrites,
     WaitingMerge,
     scattered_writes,
     waiting_merge,
 )
-from omnisupport_ingest.layers.dimensions import LAYER as DIMENSION
-from omnisupport_ingest.layers.quarantine_files import named_by
+from omnisupport_ingest.layers.dimension.dimensions import LAYER as DIMENSION
+from omnisupport_ingest.layers.dimension.shown_net_changes import Shown
+from omnisupport_ingest.layers.events import deduped, quarantine, raw
+from omnisupport_ingest.layers.events.quarantine_files import named_by
 from omnisupport_ingest.layers.removed import Removed
-from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.freshness import Freshness, ServiceLevel, freshness, service_level
 from omnisupport_ingest.read.verified import Verified, verified_of
+from omnisupport_ingest.storage import has_landed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class TableOverview:
             wait and has no deletion vectors.
         level: what is promised of a dimension, and whether it is kept.
         verified: the result of the last comparison of a dimension with its source.
+        problem: why its log cannot be read; then only ``verified`` is known of it.
     """
 
     table: str
@@ -97,6 +102,7 @@ class TableOverview:
     scattered: ScatteredWrites | None = None
     level: ServiceLevel | None = None
     verified: Verified | None = None
+    problem: IngestError | None = None
 
     @property
     def pending(self) -> tuple[int | None, int | None]:
@@ -116,16 +122,21 @@ class SourceOverview:
 
 @dataclass(frozen=True)
 class _TableOnDisk:
-    """A table as it is on disk, None if it is not there, with the readable states of its windows."""
+    """A table as it is on disk, None if it is not there, with the readable states of its windows.
+
+    ``problem``: why it cannot be read; it then looks as if it were not there.
+    """
 
     path: str
     layer: str
     snapshot: TableSnapshot | None
     states: dict[str, WindowState]
+    problem: IngestError | None = None
 
 
 def overview(workspace: Workspace, source: str) -> SourceOverview:
-    """Look at everything that belongs to ``source``. A landing that cannot be read hides no table."""
+    """Look at everything that belongs to ``source``. A landing or a table that cannot be read hides no other
+    table."""
     contracts = workspace.contracts.of_source(source)
     try:
         landing, landed = _landing(workspace, source)
@@ -139,8 +150,21 @@ def overview(workspace: Workspace, source: str) -> SourceOverview:
     return SourceOverview(source, landing, tuple(_tables(workspace, source, contracts, landed)))
 
 
+def dimension_overview(workspace: Workspace, contract: TableContract) -> SourceOverview:
+    """Look at the landing of a source and at one dimension alone. Raises what ``problem`` would have."""
+    landing, landed = _landing(workspace, contract.source)
+    batches = _Batches(workspace.landing(contract.source), landed) if landed is not None else None
+    folded = _on_disk(net_changes.LAYER, workspace.net_changes(contract))
+    seen = _on_disk(DIMENSION, workspace.dimension(contract))
+    for each in (folded, seen):
+        if each.problem is not None:
+            raise each.problem
+    dimension = _unmerged(seen, folded, contract, batches)
+    return SourceOverview(contract.source, landing, (dimension,))
+
+
 def _landing(workspace: Workspace, source: str) -> tuple[LandingOverview, Landed | None]:
-    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+    if not has_landed(workspace.home.path, source):
         return _NOTHING, None
     store = workspace.landing(source)
     landed = store.landed()
@@ -180,8 +204,8 @@ def _tables(
         folded = _on_disk(net_changes.LAYER, workspace.net_changes(contract))
         net = _behind(folded, _always(of_contract(contract)), batches, table=contract.full_name)
         dimension = _unmerged(_on_disk(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
-        if net.pending != dimension.pending and dimension.waits is None:
-            # A run died between the two, or the dimension waits for a person.
+        if folded.problem is not None or (net.pending != dimension.pending and dimension.waits is None):
+            # A run died between the two, or the dimension waits for a person, or a log is damaged.
             yield net
         verified = verified_of(workspace.home, contract)
         level = None
@@ -202,12 +226,23 @@ def _always(versions: tuple[str, ...]) -> _Versions:
 
 
 def _on_disk(layer: str, table: LakeTable) -> _TableOnDisk:
-    snapshot = table.look()
+    try:
+        snapshot = table.look()
+    except DeltaError as error:
+        return _TableOnDisk(table.spec.path, layer, None, {}, _unreadable(table, error))
     states = {}
     if snapshot is not None:
         of_windows = {window: snapshot.state(window) for window in snapshot.windows()}
         states = {window: state for window, state in of_windows.items() if state is not None}
     return _TableOnDisk(table.spec.path, layer, snapshot, states)
+
+
+def _unreadable(table: LakeTable, error: DeltaError) -> IngestError:
+    # The message of the error may quote statistics, and so values of rows.
+    return IngestError(
+        f"The log of {table.spec.path} cannot be read ({type(error).__name__}).",
+        fix=f"omnisupport-ingest doctor says what to do. The folder of the table: {table.folder}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +324,8 @@ def _unmerged(
 
     A batch without an event of the table changes no content, so it is not pending.
     """
+    if seen.problem is not None or folded.problem is not None:
+        return _overview(seen, None)
     shown = Shown.of(folded.snapshot, seen.snapshot)
     missing = set(shown.newer)
     taken = {window: shown.in_window(window) for window in missing}
@@ -319,7 +356,10 @@ def _unmerged(
 
 
 def _overview(seen: _TableOnDisk, pending: set[tuple[str, str]] | None) -> TableOverview:
-    """``pending``: the windows and batches that the table lacks; None if it can lack none."""
+    """``pending``: the windows and batches that the table lacks; None if it can lack none, or if that is not
+    known."""
+    if seen.problem is not None:
+        pending = None
     checkpoints = [state.checkpoint for state in seen.states.values()]
     cursors = [Position.parse(each.cursor) for each in checkpoints if each.cursor]
     marks = [each.watermark for each in checkpoints if each.watermark is not None]
@@ -333,4 +373,5 @@ def _overview(seen: _TableOnDisk, pending: set[tuple[str, str]] | None) -> Table
         watermark=max(marks, default=None),
         pending_windows=None if pending is None else len({window for window, _ in pending}),
         pending_batches=None if pending is None else len({batch for _, batch in pending}),
+        problem=seen.problem,
     )

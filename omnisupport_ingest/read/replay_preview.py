@@ -6,23 +6,26 @@ longer has, as a replay would. The result is compared with the current net chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest import progress
 from omnisupport_ingest.cdc import dedupe
+from omnisupport_ingest.cdc.broken_rules import BrokenRules, RulesLookout
+from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.layers import raw
-from omnisupport_ingest.layers.deduped import to_judge
-from omnisupport_ingest.layers.explained import changed
-from omnisupport_ingest.layers.judging_rules import contents_of, judging_rules_of
-from omnisupport_ingest.layers.rule_results import with_rejected
+from omnisupport_ingest.layers.events import raw
+from omnisupport_ingest.layers.events.deduped import to_judge
+from omnisupport_ingest.layers.events.judging_rules import contents_of, judging_rules_of
+from omnisupport_ingest.layers.replay_reasons import changed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.visiting import Visit
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -75,7 +78,7 @@ def preview_replay(
     rules = judging_rules_of(workspace, spark, source, wanted_windows)
     visit = Visit.of(spark, workspace.raw(source).folder)
     marked = dedupe.mark_copies(to_judge(events), contents_of(rules), visit)
-    judged = dedupe.judge(marked, with_rejected(marked, rules, visit), visit).cache()
+    judged = dedupe.judge(marked, _with_rejected(marked, rules, visit), visit).cache()
     progress.reached("judging the events again")
     try:
         verdicts = {
@@ -96,6 +99,31 @@ def preview_replay(
         quarantined=verdicts.get(QUARANTINED, 0),
         tables=tables,
     )
+
+
+def _with_rejected(marked: DataFrame, judging_rules: JudgingRules, visit: Visit | None) -> JudgingRules:
+    """Return ``judging_rules`` with the batches that they reject among ``marked`` events
+    (``dedupe.mark_copies``).
+
+    If no rule rejects batches, nothing is judged. ``visit``: as in ``dedupe.judge``.
+    """
+    if not RulesLookout(judging_rules.contracts).rejects:
+        return judging_rules
+    # Judge without erasing values: that does not matter here.
+    judged = dedupe.judge(marked, replace(judging_rules, erasures=Erasures()), visit)
+    look = partial(_reports, contracts=tuple(judging_rules.contracts))
+    reports = judged.mapInArrow(look, "report string").collect()
+    found = sum((BrokenRules.parse(each["report"]) for each in reports), BrokenRules())
+    return replace(judging_rules, rejected=found.rejected)
+
+
+def _reports(
+    batches: Iterable[pa.RecordBatch], contracts: tuple[TableContract, ...]
+) -> Iterator[pa.RecordBatch]:
+    lookout = RulesLookout(contracts)
+    for batch in batches:
+        report = pa.array([lookout.found(batch).to_text()], pa.string())
+        yield pa.RecordBatch.from_arrays([report], names=["report"])
 
 
 def _table(

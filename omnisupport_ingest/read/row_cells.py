@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.erasing import Span
 from omnisupport_ingest.cdc.images import read_image
-from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.life import PositionTuple
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import (
     Holding,
     count_cells,
     files_of_table,
+    former_raw_events,
     held_files,
     holdings_of,
     landed_events,
@@ -59,7 +61,7 @@ class ErasedRow:
             found.setdefault(key, []).append(span)
         return cls(contract, found)
 
-    def holds(self, key: str, position: Position) -> bool:
+    def holds(self, key: str, position: PositionTuple) -> bool:
         """Return whether what the lake has of ``key`` at ``position`` belongs to the row."""
         return any(span.holds(position) for span in self.spans[key])
 
@@ -70,10 +72,11 @@ class ErasedRow:
 
 def images_of_row(workspace: Workspace, row: ErasedRow, windows: Collection[str]) -> list[Holding]:
     """Return the files of landing and raw that have images of the row, with values beside its key, in
-    ``windows``."""
+    ``windows``; and former files of raw."""
     counts: dict[tuple[str, Path], int] = {}
     source = row.contract.source
-    for layer, path, _, batch in landed_events(workspace, source, _EVENT, windows):
+    former = former_raw_events(workspace, source, _EVENT)
+    for layer, path, _, batch in chain(landed_events(workspace, source, _EVENT, windows), former):
         if found := sum(cells > 0 for cells in _in_events(pa.Table.from_batches([batch]), row)):
             counts[layer, path] = counts.get((layer, path), 0) + found
     return holdings_of(workspace, counts)
@@ -163,7 +166,7 @@ def _row_cells(path: Path, row: ErasedRow) -> int:
     return count
 
 
-def _position(row: Mapping[str, Any], names: Sequence[str]) -> Position | None:
+def _position(row: Mapping[str, Any], names: Sequence[str]) -> PositionTuple | None:
     """Return the position of ``row``, from those of the columns ``names`` that it has; None: the row is of
     no event, so it has no values."""
     whole = [row[name] for name in names if name in _ROW_POSITIONS]

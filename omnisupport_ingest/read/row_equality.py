@@ -94,7 +94,9 @@ def _cast(column: Column) -> str:
     if kind is Kind.DECIMAL:
         return f"TRY_CAST({shown} AS DECIMAL({column.type.precision}, {column.type.scale}))"
     if kind is Kind.TIMESTAMP:
-        return f"TRY_CAST({shown} || '+00' AS TIMESTAMPTZ)"
+        # A column of the source may have a zone, which is UTC: the session's.
+        zone = f"CASE WHEN regexp_matches({shown}, '[+]00( BC)?$') THEN '' ELSE '+00' END"
+        return f"TRY_CAST({shown} || {zone} AS TIMESTAMPTZ)"
     if kind is Kind.BINARY:
         return f"unhex(substr({shown}, 3))"
     if kind in ARRAYS:

@@ -20,12 +20,12 @@ from omnisupport_ingest.cdc.erasing import Span
 from omnisupport_ingest.cdc.event_fold import KEY, SNAPSHOT_END, TRUNCATE
 from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.life import Position, just_below
+from omnisupport_ingest.cdc.life import PositionTuple, just_below
 from omnisupport_ingest.cdc.table_ends import TableEnds, table_ends_in
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
 
 _IN_PATH = (WINDOW, "source_table")
@@ -41,9 +41,9 @@ class RowState:
     quarantine leaves open whether it lives. ``marked``: its soft-delete column is set.
     """
 
-    last: Position
+    last: PositionTuple
     op: str
-    through: Position | None
+    through: PositionTuple | None
     doubtful: bool
     marked: bool
 
@@ -53,7 +53,7 @@ class Trace:
     """An event of one of the wanted keys. ``withheld``: it is in quarantine."""
 
     window: str
-    position: Position
+    position: PositionTuple
     op: str
     key: str | None
     withheld: bool
@@ -65,10 +65,10 @@ class KeyChange:
 
     old: str
     new: str | None
-    began: Position
+    began: PositionTuple
 
     @property
-    def left(self) -> Position:
+    def left(self) -> PositionTuple:
         return just_below(self.began)
 
 
@@ -107,7 +107,7 @@ def key_changes(files: EventFiles, contract: TableContract) -> list[KeyChange]:
 
 def _filled(
     files: EventFiles, contract: TableContract, withheld: Sequence[dict[str, Any]]
-) -> set[tuple[Position, str | None]]:
+) -> set[tuple[PositionTuple, str | None]]:
     """Return the positions (with identities) of ``withheld`` events at which another event was accepted."""
     places = {_place(row) for row in withheld}
     if not places:
@@ -117,7 +117,7 @@ def _filled(
     return places & {_place(row) for row in accepted}
 
 
-def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[tuple[str, Span]]:
+def spans_of(key: str, through: PositionTuple, changes: Sequence[KeyChange]) -> list[tuple[str, Span]]:
     """Return the spans of the row that ended under ``key`` at ``through``: under this key and under its
     former keys.
 
@@ -137,7 +137,7 @@ def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[
     return spans
 
 
-def has_left(key: str, through: Position, events: Iterable[Trace], changes: Iterable[KeyChange]) -> bool:
+def has_left(key: str, through: PositionTuple, events: Iterable[Trace], changes: Iterable[KeyChange]) -> bool:
     """Return whether the row that ended under ``key`` at ``through`` lives on under another key."""
     left = max((each.left for each in changes if each.old == key and each.left <= through), default=None)
     if left is None:
@@ -196,10 +196,10 @@ def _read(
     yield from rows.to_pylist()
 
 
-def _place(row: dict[str, Any]) -> tuple[Position, str | None]:
+def _place(row: dict[str, Any]) -> tuple[PositionTuple, str | None]:
     """Return what only one event can occupy: a position, with the identity if positions are not unique."""
     return _position(row), row["identity"]
 
 
-def _position(row: dict[str, Any]) -> Position:
+def _position(row: dict[str, Any]) -> PositionTuple:
     return row["epoch"], row["commit_lsn"], row["ordinal"]

@@ -2,9 +2,9 @@
 still needs an action.
 
 A change needs an action until the contract matches the source as it was last seen, so a change that was taken
-back needs none. If no contract can express it (a column that was dropped and added again, a table that was
-created again), it needs one until the table has been read again. Only a table that is read from its source
-can be read again; delivered events and files cannot.
+back needs none. If no contract can express it (a column that was dropped and added again, a type that altered
+the stored values, a table that was created again), it needs one until the table has been read again. Only a
+table that is read from its source can be read again; delivered events and files cannot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from omnisupport_ingest.contracts.model import BLOCK, Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
-from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+from omnisupport_ingest.contracts.sources import SourceKind, blocks_rows, sources_in_force
 from omnisupport_ingest.foreign import on_one_line
 from omnisupport_ingest.landing.schema_changes import (
     KINDS,
@@ -25,6 +25,7 @@ from omnisupport_ingest.landing.schema_changes import (
     SeenColumn,
     SeenTable,
     gives_other_keys,
+    may_alter_values,
 )
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -98,6 +99,13 @@ def judged(
     else:
         now = {each.name: each for each in table.columns}
         compatibility, edit, asks = _of_column(change, contract, now, again)
+        if blocks_rows(contract, kind) and change.kind in ("column_added", "column_dropped"):
+            # An edit by hand may forget that rows from before have other columns.
+            edit = f"omnisupport-ingest contracts propose {contract.name} --write"
+            if change.kind == "column_added":
+                # Who lists a new column that the contract does not name has decided to leave it out.
+                asks &= change.column not in contract.optional_columns
+                edit += "; its rows wait in quarantine until then"
     if contract.evolution == BLOCK and kind is SourceKind.QUERY and again is not None and not asks:
         # Until then the table is not read at all.
         edit, asks = again, True
@@ -141,7 +149,8 @@ def _of_table(
         asks = table.name != contract.full_name
         return BREAKING, f"rename it back, or write a contract for {table.name}", asks
     if change.kind == "table_gone":
-        return BREAKING, f"create it again, or take {contract.path} away", again is not None
+        gone = f"create it again, or: omnisupport-ingest contracts withdraw {contract.name}"
+        return BREAKING, gone, again is not None
     return BREAKING, again or "", again is not None
 
 
@@ -154,11 +163,27 @@ def _of_column(
     column, live = columns.get(name), now.get(name)
     at = f"{contract.path}: properties.{name}"
     if kind == "column_added":
-        asks = column is None and live is not None
-        return ADDITIVE, f"{contract.path}: add {name} under properties", asks
+        if column is None:
+            return ADDITIVE, f"{contract.path}: add {name} under properties", live is not None
+        # Only reading the table again shows what rows from before have in it, unless the contract says it.
+        unresolved = any(each.name == name and each.default is None for each in contract.columns)
+        return ADDITIVE, again or "", unresolved and live is not None and again is not None
     if kind == "column_renamed":
         if name not in columns:
-            return NONE, "", False
+            # Where the contract follows, what was written before has landed under the former name.
+            asks = change.after in columns and again is not None
+            return BREAKING if asks else NONE, again or "", asks
+        if column is not None and column.personal and change.after in now:
+            # Its policy goes with it, which an edit by hand may forget.
+            propose = f"omnisupport-ingest contracts propose {contract.name} --write"
+            taken = columns.get(change.after or "")
+            if live is None or taken is None:
+                return BREAKING, propose, True
+            if not (taken.personal or taken.pii_note):
+                # It waits for the contract, even if it has been read again.
+                return BREAKING, propose if again is None else f"{propose}; then {again}", True
+        if live is not None and change.after in now and change.after not in columns:
+            return BREAKING, f"{contract.path}: add {change.after} under properties", True
         if live is not None:
             # The column has this name again; what was written meanwhile landed under the other name.
             return BREAKING, again or "", again is not None
@@ -167,12 +192,15 @@ def _of_column(
         # The contract does not name it: only raw has it.
         return NONE, "", False
     if kind == "column_added_again" or (kind == "column_dropped" and live is not None):
+        if live is not None and live.pg_type and fit(column.type, PgType.parse(live.pg_type)) is Fit.NONE:
+            return BREAKING, f'{at}: "x-pg-type": "{live.pg_type}"', True
         return BREAKING, again or "", again is not None
     if kind == "column_dropped":
         return BREAKING, f"{at} is gone at the source", True
     compatibility, edit, asks = _of_values(change, column, live, at)
-    if name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change):
-        # Rows have landed under their former keys, and only reading the table again ends those rows.
+    other_keys = name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change)
+    if other_keys or may_alter_values(change):
+        # Rows have landed with their former keys or values, and only reading the table again shows the new.
         return BREAKING, edit if asks else again or "", asks or again is not None
     return compatibility, edit, asks
 
@@ -186,8 +214,7 @@ def _of_values(change: SchemaChange, column: Column, live: SeenColumn | None, at
     if kind in ("enum_value_added", "enum_values_changed"):
         labels = live.labels if live is not None else ()
         new = [each for each in labels if column.enum and each not in column.enum]
-        meaning = WIDENING if kind == "enum_value_added" or new else NONE
-        return meaning, f"{at}.enum: add {', '.join(new)}", bool(new)
+        return WIDENING, f"{at}.enum: add {', '.join(new)}", bool(new)
     if kind in KINDS_OF_TYPES and live is not None:
         how = fit(column.type, PgType.parse(live.pg_type))
         meaning = WIDENING if kind == "column_widened" else BREAKING if how is Fit.NONE else NONE

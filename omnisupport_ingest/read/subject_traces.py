@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.contracts.recent_keys import ID_BYTES
 from omnisupport_ingest.contracts.subject_keys import row_subject
+from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import (
     Holding,
     count_cells,
     files_of_table,
+    former_raw_events,
     held_files,
     holdings_of,
     landed_events,
@@ -45,6 +48,9 @@ _IMAGES = ("before", "after")
 _MOVED = "moved_from_key"
 _DELIVERED = "envelope"
 _READ = ["source_schema", "source_table", "key", *_IMAGES, _DELIVERED, _MOVED]
+
+_EXACT = "_cdc_exact"
+"""Column of the texts of values that their column cannot hold, by the name of the column."""
 
 _NO_TABLE = "?.?"
 """Name of the table of a line that could not be assigned to a table."""
@@ -68,14 +74,18 @@ class Traced:
         rows: the rows of the encrypted images.
         subjects: what the subject columns of these images say.
         unnamed: the rows of those images whose subject column says nothing.
+        contracts: those in force of the source, and withdrawn ones, whose events may be there still.
+        images: how many images its keys encrypted; one that both landing and raw have counts once.
     """
 
+    contracts: tuple[TableContract, ...]
     encrypted: list[Holding] = field(default_factory=list)
     plain: list[Holding] = field(default_factory=list)
     windows: dict[bytes, set[str]] = field(default_factory=dict)
     rows: set[Row] = field(default_factory=set)
     subjects: set[str] = field(default_factory=set)
     unnamed: set[Row] = field(default_factory=set)
+    images: int = 0
 
 
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -93,15 +103,16 @@ def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> s
 def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
     """Return the images in landing and raw of ``source`` that the keys ``ids`` encrypted, and plain ones
     of the same rows."""
-    of_subject = Traced()
+    of_subject = Traced(contracts_with_events(workspace, source))
     columns = {
-        each.table_name: each.subject.column
-        for each in workspace.contracts.of_source(source)
-        if each.subject is not None
+        each.table_name: each.subject.column for each in of_subject.contracts if each.subject is not None
     }
     counts: dict[tuple[str, Path], int] = {}
+    by_window: dict[str, dict[str, int]] = {}
     for layer, path, window, name, events in _encrypted_by(workspace, source, ids):
         counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
+        in_window = by_window.setdefault(window, {})
+        in_window[layer] = in_window.get(layer, 0) + events.num_rows
         for each in events.column(_KEY_ID).unique().to_pylist():
             of_subject.windows.setdefault(binascii.a2b_base64(each), set()).add(window)
         for row, image in zip(_rows(events), events.column(name).to_pylist(), strict=True):
@@ -113,8 +124,10 @@ def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
                 of_subject.unnamed.add(row)
             else:
                 of_subject.subjects.add(text)
+    # Raw takes what landed; retention removes it from landing first.
+    of_subject.images = sum(max(each.values()) for each in by_window.values())
     of_subject.encrypted = holdings_of(workspace, counts)
-    of_subject.plain = holdings_of(workspace, _plain(workspace, source, of_subject.rows))
+    of_subject.plain = holdings_of(workspace, _plain(workspace, source, of_subject))
     return of_subject
 
 
@@ -127,7 +140,7 @@ def by_other_keys(
     former or later key of a row whose key is the subject.
     """
     wanted: list[tuple[str, str, str]] = []
-    for each in workspace.contracts.of_source(contract.source):
+    for each in of_subject.contracts:
         keys = {key for schema, table, key in of_subject.rows if (schema, table) == each.table_name}
         if each.subject is not None and each.key == (each.subject.column,):
             keys |= (moved := _moved(workspace, each, keys))
@@ -135,7 +148,7 @@ def by_other_keys(
         wanted += [(each.source, row_subject(each.full_name), key) for key in keys]
     others = workspace.subjects.living({*workspace.subjects.ids_of(wanted)} - {*ids})
     counts: dict[tuple[str, Path], int] = {}
-    for layer, path, _, _, events in _encrypted_by(workspace, contract.source, others):
+    for layer, path, _, _, events in _encrypted_by(workspace, contract.source, others, former=True):
         counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
     return holdings_of(workspace, counts)
 
@@ -146,7 +159,7 @@ def of_nobody(workspace: Workspace, source: str) -> list[Holding]:
 
     One key encrypts all such lines of a table, so it is not destroyed with a subject.
     """
-    names = [_NO_TABLE, *(each.full_name for each in workspace.contracts.of_source(source))]
+    names = [_NO_TABLE, *dict.fromkeys(each.full_name for each in contracts_with_events(workspace, source))]
     ids = workspace.subjects.ids_of([(source, row_subject(each), "") for each in names])
     counts: dict[tuple[str, Path], int] = {}
     for layer, path, _, _, events in _encrypted_by(workspace, source, workspace.subjects.living(ids)):
@@ -182,23 +195,18 @@ def _cells_in(
     holding, files_of = [], left_over_files if left_over else held_files
     tables = (workspace.deduped(contract.source), workspace.quarantine(contract.source))
     of_events = [(table, [*files_of(table)]) for table in tables]
-    for each in workspace.contracts.of_source(contract.source):
-        table_name, columns = each.table_name, frozenset(maybe_encrypted_columns(each))
-        keys = {key for *of, key in of_subject.rows if tuple(of) == table_name}
-        unnamed = {key for *of, key in of_subject.unnamed if tuple(of) == table_name}
-        named = _comparable(each, contract.subject)
-        if not columns or not (keys or named):
+    for each in of_subject.contracts:
+        wanted = Wanted.of(each, contract.subject, of_subject, whole_rows=whole_rows)
+        if not wanted.columns or not (wanted.keys or wanted.named):
             continue
-        wanted = Wanted(
-            columns, named, of_subject.subjects, unnamed, keys if whole_rows or named is None else set()
-        )
         count_in = partial(_event_cells, contract=each, wanted=wanted)
         for table, files in of_events:
             holding += count_cells(
                 workspace, table, files_of_table(files, each), count_in, may_vanish=left_over
             )
         count_in = partial(_row_cells, wanted=wanted)
-        for table in workspace.tables_of(each):
+        # The certificate names the tables of withdrawn contracts whole; only their events are among others.
+        for table in workspace.tables_of(each) if each in workspace.contracts.all else ():
             holding += count_cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
     return holding
 
@@ -216,6 +224,22 @@ class Wanted:
     subjects: Collection[str]
     unnamed: Collection[str]
     keys: Collection[str]
+
+    @classmethod
+    def of(
+        cls, contract: TableContract, subject: Subject | None, of_subject: Traced, *, whole_rows: bool
+    ) -> Wanted:
+        """Return what is looked for in the table of ``contract``. ``whole_rows``: as of
+        ``cells_above_raw``."""
+        rows, unnamed = (
+            {key for *of, key in named if tuple(of) == contract.table_name}
+            for named in (of_subject.rows, of_subject.unnamed)
+        )
+        column = subject_column_in_lake(contract, subject)
+        # A table of ``found_by_keys_alone``: its rows are known by the keys that landing and raw name.
+        keys = rows if whole_rows or column is None else set()
+        columns = frozenset(maybe_encrypted_columns(contract))
+        return cls(columns, column, of_subject.subjects, unnamed, keys)
 
     def of_rows(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return which of ``rows`` (``_cdc_key``, and the column ``named``) are looked for."""
@@ -242,7 +266,8 @@ class Wanted:
         return matching
 
 
-def _event_cells(path: Path, contract: TableContract, wanted: Wanted) -> int:
+def wanted_images(path: Path, contract: TableContract, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    """Yield the images in the file of events at ``path`` that are looked for in the table of ``contract``."""
     names = pq.read_schema(path).names
     rows = pq.read_table(path, columns=[each for each in _READ if each in names], partitioning=None)
     matching = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
@@ -250,11 +275,16 @@ def _event_cells(path: Path, contract: TableContract, wanted: Wanted) -> int:
         matching = pc.and_(matching, pc.equal(rows["source_table"], contract.table))
     rows = rows.filter(matching)
     keys = rows["key"].to_pylist()
+    for name in _IMAGES:
+        for key, text in zip(keys, rows[name].to_pylist(), strict=True):
+            if wanted.of_image(key, image := read_image(text) or {}):
+                yield image
+
+
+def _event_cells(path: Path, contract: TableContract, wanted: Wanted) -> int:
     return sum(
         value is not None
-        for name in _IMAGES
-        for key, text in zip(keys, rows[name].to_pylist(), strict=True)
-        if wanted.of_image(key, image := read_image(text) or {})
+        for image in wanted_images(path, contract, wanted)
         for column, value in image.items()
         if column in wanted.columns
     )
@@ -264,12 +294,42 @@ def _row_cells(path: Path, wanted: Wanted) -> int:
     present = frozenset(pq.read_schema(path).names)
     columns = sorted(wanted.columns & present)
     named = [wanted.named] if wanted.named is not None else []
-    rows = pq.read_table(path, columns=["_cdc_key", *columns, *named], partitioning=None)
+    exact = [_EXACT] if _EXACT in present else []
+    rows = pq.read_table(path, columns=["_cdc_key", *columns, *named, *exact], partitioning=None)
     rows = rows.filter(wanted.of_rows(rows))
-    return sum(rows.num_rows - rows[name].null_count for name in columns)
+    texts = [name for each in rows[_EXACT].to_pylist() for name, _ in each or ()] if exact else []
+    in_exact = sum(name in wanted.columns for name in texts)
+    in_columns: int = sum(rows.num_rows - rows[name].null_count for name in columns)
+    return in_exact + in_columns
 
 
-def _comparable(contract: TableContract, subject: Subject | None) -> str | None:
+def found_by_keys_alone(contracts: Collection[TableContract], subject: Subject | None) -> list[TableContract]:
+    """Return those of ``contracts`` that share ``subject``, and whose rows in the lake do not name it as the
+    source does.
+
+    Of these tables only rows with an image in landing or raw are found, by their keys. Rows of sealed windows
+    are not.
+    """
+    return [
+        each
+        for each in contracts
+        if subject is not None
+        and each.subject is not None
+        and each.subject.name == subject.name
+        and subject_column_in_lake(each, subject) is None
+    ]
+
+
+def contracts_with_events(workspace: Workspace, source: str) -> tuple[TableContract, ...]:
+    """Return the contracts of ``source`` in force, and the withdrawn ones of other tables. Raises
+    ``ContractError`` if the file of one is no contract."""
+    in_force = workspace.contracts.of_source(source)
+    names = {each.table_name for each in in_force}
+    withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts, source)
+    return (*in_force, *(each for each in withdrawn if each.table_name not in names))
+
+
+def subject_column_in_lake(contract: TableContract, subject: Subject | None) -> str | None:
     """Return the column in which the lake's rows name ``subject`` as the source does; None if they do not."""
     if contract.subject is None or subject is None or contract.subject.name != subject.name:
         return None
@@ -279,12 +339,16 @@ def _comparable(contract: TableContract, subject: Subject | None) -> str | None:
 
 
 def _encrypted_by(
-    workspace: Workspace, source: str, ids: Collection[bytes]
+    workspace: Workspace, source: str, ids: Collection[bytes], *, former: bool = False
 ) -> Iterator[tuple[str, Path, str, str, pa.RecordBatch]]:
     """Yield landed events with an image that one of the keys ``ids`` encrypted: layer, file, window, which
-    image it is, and the events with the key's id in the column ``_KEY_ID``."""
+    image it is, and the events with the key's id in the column ``_KEY_ID``. ``former``: of former files of
+    raw too."""
     wanted = pa.array([binascii.b2a_base64(each, newline=False).decode() for each in ids], pa.string())
-    for layer, path, window, batch in landed_events(workspace, source, _READ) if len(wanted) else ():
+    if not len(wanted):
+        return
+    of_former = former_raw_events(workspace, source, _READ) if former else ()
+    for layer, path, window, batch in chain(landed_events(workspace, source, _READ), of_former):
         for name in (*_IMAGES, _DELIVERED):
             key_ids = pc.struct_field(pc.extract_regex(batch.column(name), _NAMES_KEY), 0)
             matching = pc.is_in(key_ids, wanted)
@@ -315,15 +379,16 @@ def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str])
     return moved
 
 
-def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tuple[str, Path], int]:
-    """Count the images of ``rows`` with readable personal values, by layer and file."""
+def _plain(workspace: Workspace, source: str, of_subject: Traced) -> dict[tuple[str, Path], int]:
+    """Count the images of the subject's rows with readable personal values, by layer and file, those in
+    former files of raw too."""
     columns: Mapping[tuple[str, str], frozenset[str]] = {
-        each.table_name: frozenset(maybe_encrypted_columns(each))
-        for each in workspace.contracts.of_source(source)
+        each.table_name: frozenset(maybe_encrypted_columns(each)) for each in of_subject.contracts
     }
     counts: dict[tuple[str, Path], int] = {}
-    for layer, path, _, batch in landed_events(workspace, source, _READ):
-        events = batch.filter(_mask_of_rows(batch, rows))
+    former = former_raw_events(workspace, source, _READ)
+    for layer, path, _, batch in chain(landed_events(workspace, source, _READ), former):
+        events = batch.filter(_mask_of_rows(batch, of_subject.rows))
         for row in events.to_pylist():
             personal = columns.get((row["source_schema"], row["source_table"]), frozenset())
             for name in _IMAGES:

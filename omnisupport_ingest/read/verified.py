@@ -21,6 +21,9 @@ EQUAL, PART_EQUAL, DIFFERS, NOT_COMPARABLE = "equal", "part equal", "differs", "
 
 _FOLDER = "verified"
 
+RANGES = ".ranges.json"
+"""What the file of a table's key ranges is called, behind the table's name (``equality.known_ranges``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -42,12 +45,14 @@ class Verified:
         state: of the last check.
         rows: rows of the source that were compared.
         left_out: rows that were not, because they changed meanwhile.
-        differing: keys that differ.
+        differing: keys that differ, or differed when that was last known.
         why: the state in words, for a person.
         through: the last moment at which the whole table was equal; if its parts were found equal at several
             moments, the oldest of these.
         waits_since: of a table that is not comparable: when it was first found so.
         read: rows of which the server computed checksums; those of the others were known and had not changed.
+        differs_since: when a difference was first found that no comparison has found equal since; None if
+            there is none.
     """
 
     table: str
@@ -61,6 +66,17 @@ class Verified:
     through: Moment | None = None
     waits_since: datetime | None = None
     read: int = 0
+    differs_since: datetime | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the table is known to differ, even if the last check could not compare what does."""
+        return self.state == DIFFERS or self.differs_since is not None
+
+    @property
+    def first_known_to_differ(self) -> datetime | None:
+        """``differs_since``, also of a note that an earlier version wrote."""
+        return self.differs_since or (self.checked_at if self.state == DIFFERS else None)
 
 
 def verified_of(home: Home, contract: TableContract) -> Verified | None:
@@ -80,10 +96,18 @@ def write_verified(home: Home, contract: TableContract, note: Verified) -> None:
         replace(file, encode(note))
 
 
-def folder_of(home: Home, contract: TableContract) -> Path:
+def forget_verified(home: Home, contract: TableContract) -> None:
+    """Remove what is known of a table's equality: its data is about to be dropped."""
+    folder = folder_of(home, contract.source)
+    # No failpoint: a note that is left is found by the same call again.
+    for each in (_file(home, contract), folder / f"{contract.name}{RANGES}"):
+        each.unlink(missing_ok=True)
+
+
+def folder_of(home: Home, source: str) -> Path:
     """Return the folder of what is known of the tables of a source."""
-    return home.path / _FOLDER / contract.source
+    return home.path / _FOLDER / source
 
 
 def _file(home: Home, contract: TableContract) -> Path:
-    return folder_of(home, contract) / f"{contract.name}.json"
+    return folder_of(home, contract.source) / f"{contract.name}.json"

@@ -11,8 +11,8 @@ from enum import Enum
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import Removed
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 

@@ -15,8 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deltalake.exceptions import DeltaError
+
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import NOTE
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.manifest import Manifest
@@ -26,7 +29,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.read.freshness import ServiceLevel, freshness, service_level, verified_in_words
 from omnisupport_ingest.read.verified import verified_of
-from omnisupport_ingest.storage import at_hand
+from omnisupport_ingest.storage import at_hand, has_landed
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 MOST_BATCHES = 2000
@@ -109,7 +112,10 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """All facts of one source. ``left_out``: the number of older batches that were not read."""
+    """All facts of one source. ``left_out``: the number of older batches that were not read.
+
+    ``out_of_range``: events in quarantine that belong to no window.
+    """
 
     source: str
     batches: tuple[Batch, ...]
@@ -118,12 +124,13 @@ class SourceFacts:
     windows: tuple[WindowCounts, ...]
     problem: str | None = field(default=None)
     promises: tuple[Promise, ...] = ()
+    out_of_range: int = 0
 
 
 def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES) -> SourceFacts | None:
     """Return the facts of ``source``; None if nothing has landed. ``most``: how many of the newest batches
     to read."""
-    if not (workspace.home.path / "landing" / source / "manifests").is_dir():
+    if not has_landed(workspace.home.path, source):
         return None
     store = workspace.landing(source)
     landed = store.landed()
@@ -139,15 +146,36 @@ def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES)
         left_out=len(names) - len(batches),
         tables=tuple(_tables(workspace, source)),
         windows=tuple(_windows(workspace, source, windows)),
-        problem=str(landed.gap) if landed.gap is not None and landed.gap.later_epoch is None else None,
+        problem=" ".join(_problems(workspace, source, landed)) or None,
         promises=tuple(_promises(workspace, source, store, landed)),
+        out_of_range=_withheld(_look(workspace.deduped(source)), OUT_OF_RANGE),
     )
+
+
+def _problems(workspace: Workspace, source: str, landed: Landed) -> Iterator[str]:
+    if landed.gap is not None and landed.gap.later_epoch is None:
+        yield str(landed.gap)
+    for table, _, _ in _tables_of(workspace, source):
+        try:
+            table.look()
+        except DeltaError as error:
+            # Its message may quote statistics, and so values of rows.
+            problem = f"The log of {table.spec.path} cannot be read ({type(error).__name__})"
+            yield f"{problem}: omnisupport-ingest doctor"
+
+
+def _look(table: LakeTable) -> TableSnapshot | None:
+    """Return the newest version; None without a table, or if its log cannot be read (``_problems``)."""
+    try:
+        return table.look()
+    except DeltaError:
+        return None
 
 
 def _promises(workspace: Workspace, source: str, store: LandingStore, landed: Landed) -> Iterator[Promise]:
     now = datetime.now(UTC)
     for contract in workspace.contracts.of_source(source):
-        net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
+        net_changes, dimension = _look(workspace.net_changes(contract)), _look(workspace.dimension(contract))
         behind = freshness(contract, net_changes, dimension, store, landed)
         verified = verified_of(workspace.home, contract)
         level = service_level(contract, behind, verified, now)
@@ -186,23 +214,24 @@ def _batch(manifest: Manifest) -> Batch:
     )
 
 
-def _tables(workspace: Workspace, source: str) -> Iterator[TableFacts]:
+def _tables_of(workspace: Workspace, source: str) -> Iterator[tuple[LakeTable, str, str | None]]:
+    """Yield each table of the lake, its name in the report, and the table of the source that it shows."""
     shared = (workspace.raw(source), workspace.deduped(source), workspace.quarantine(source))
-    for table in shared:
-        yield from _table(table, table.spec.path.rpartition("/")[2], None)
+    yield from ((table, table.spec.path.rpartition("/")[2], None) for table in shared)
     for contract in workspace.contracts.of_source(source):
-        yield from _table(workspace.net_changes(contract), f"net_changes/{contract.name}", None)
-        yield from _table(workspace.dimension(contract), f"dim_{contract.name}", contract.full_name)
-        yield from _table(workspace.history(contract), f"dim_{contract.name}_history", None)
+        yield workspace.net_changes(contract), f"net_changes/{contract.name}", None
+        yield workspace.dimension(contract), f"dim_{contract.name}", contract.full_name
+        yield workspace.history(contract), f"dim_{contract.name}_history", None
 
 
-def _table(table: LakeTable, name: str, source_table: str | None) -> Iterator[TableFacts]:
-    snapshot = table.look()
-    if snapshot is None:
-        return
-    files = snapshot.all_files()
-    commits = tuple(commits_of(table.folder, snapshot.version, sum(file.bytes for file in files)))
-    yield TableFacts(name, source_table, sum(file.rows for file in files), commits)
+def _tables(workspace: Workspace, source: str) -> Iterator[TableFacts]:
+    for table, name, source_table in _tables_of(workspace, source):
+        snapshot = _look(table)
+        if snapshot is not None:
+            files = snapshot.all_files()
+            size = sum(file.bytes for file in files)
+            commits = tuple(commits_of(table.folder, snapshot.version, size))
+            yield TableFacts(name, source_table, sum(file.rows for file in files), commits)
 
 
 def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMITS) -> Iterator[TableCommit]:
@@ -258,7 +287,7 @@ def _bytes(action: Mapping[str, Any]) -> int:
 
 
 def _windows(workspace: Workspace, source: str, windows: set[str]) -> Iterator[WindowCounts]:
-    judged, landed = workspace.deduped(source).look(), workspace.landing(source).landed()
+    judged, landed = _look(workspace.deduped(source)), workspace.landing(source).landed()
     lateness = Lateness.of(workspace, source)
     for window in sorted(windows - {OUT_OF_RANGE}):
         state = judged.state(window) if judged is not None else None
@@ -268,5 +297,10 @@ def _windows(workspace: Workspace, source: str, windows: set[str]) -> Iterator[W
             starts=workspace.grid.start_of(window),
             duplicates=counts.duplicates if counts is not None else 0,
             late=sum(each.events for each in lateness.late_parts(landed.parts(window))),
-            withheld=counts.quarantined if counts is not None else 0,
+            withheld=_withheld(judged, window),
         )
+
+
+def _withheld(judged: TableSnapshot | None, window: str) -> int:
+    state = judged.state(window) if judged is not None else None
+    return state.checkpoint.quarantined if state is not None else 0

@@ -75,20 +75,28 @@ def to_dimension(facts: SourceFacts) -> list[Latency]:
 
 def _shown_batches(facts: SourceFacts) -> Iterator[tuple[Batch, str, datetime, datetime | None]]:
     """Yield each batch of the stream with each of its tables that has a dimension: batch, table, first
-    commit, and when the dimension first showed the batch (None: not yet)."""
+    commit, and when the dimension first showed the batch (None: not yet).
+
+    Left out are batches that an earlier commit may have shown than those that were read.
+    """
     for table in facts.tables:
         if table.source_table is None:
             continue
         shown = _first_shown(table)
         for batch in facts.batches:
-            if batch.first_commit is not None and batch.tables.get(table.source_table, 0):
-                yield batch, table.source_table, batch.first_commit, shown(batch)
+            if batch.first_commit is None or not batch.tables.get(table.source_table, 0):
+                continue
+            at, known = shown(batch)
+            if known:
+                yield batch, table.source_table, batch.first_commit, at
 
 
-def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
-    """Return a function that returns when the dimension first showed a batch.
+def _first_shown(table: TableFacts) -> Callable[[Batch], tuple[datetime | None, bool]]:
+    """Return a function that returns when the dimension first showed a batch, and whether that is known.
 
-    That is its first commit at or above the batch's highest position, made after the batch landed.
+    That is its first commit at or above the batch's highest position, made after the batch landed. It is
+    known if a commit below that position was read too, or the table was made after the batch had landed and
+    its first commit was read.
     """
     commits = [each for each in table.commits if each.position is not None]
     highest: list[Position] = []
@@ -96,10 +104,12 @@ def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
         assert each.position is not None
         highest.append(max(highest[-1], each.position) if highest else each.position)
 
-    def shown(batch: Batch) -> datetime | None:
+    def shown(batch: Batch) -> tuple[datetime | None, bool]:
         below = [each for name, each in batch.last.items() if name == table.source_table]
         start = bisect.bisect_left(highest, below[0]) if below else len(commits)
-        return next((each.at for each in commits[start:] if each.at >= batch.landed_at), None)
+        at = next((each.at for each in commits[start:] if each.at >= batch.landed_at), None)
+        # Version 0 of a table only makes it, so its commit is none of these.
+        return at, start > 0 or not commits or commits[0].version <= 1
 
     return shown
 

@@ -57,7 +57,7 @@ _PAGE = """<!doctype html>
 <body>
 <h1>Ingest report</h1>
 <p>Home {{ home }}, made {{ made }}. All times are UTC. Made from the manifests of landed batches, the
-tables' own logs and the notes of comparisons alone; no value of a row is in it.</p>
+tables' Delta logs and the notes of comparisons alone; no value of a row is in it.</p>
 {% if not sources %}<p>Nothing has landed yet.</p>{% endif %}
 {% for source in sources %}
 <h2>{{ source.name }}</h2>
@@ -159,7 +159,8 @@ def _source_document(facts: SourceFacts) -> dict[str, Any]:
         },
         "duplicates": sum(each.duplicates for each in facts.windows),
         "late": sum(each.late for each in facts.windows),
-        "withheld": sum(each.withheld for each in facts.windows),
+        "withheld": facts.out_of_range + sum(each.withheld for each in facts.windows),
+        "out_of_range": facts.out_of_range,
         "tables": [
             {"table": each.name, "rows": each.rows, "bytes": each.commits[-1].size if each.commits else 0}
             for each in facts.tables
@@ -226,6 +227,8 @@ def _facts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{label}, p50 / p95 / p99", " / ".join(_seconds(each) for each in seconds.values())
     for name in ("duplicates", "late", "withheld"):
         yield f"{name} events" if name != "duplicates" else name, f"{document[name]:,}"
+    if document["out_of_range"]:
+        yield "of them in no window, by their time", f"{document['out_of_range']:,}"
     yield "runs", f"{document['runs']:,}"
     yield "written by them", _bytes(float(document["bytes_written"]))
 
@@ -290,7 +293,7 @@ def _figures(facts: SourceFacts) -> Iterator[Figure]:
             when,
             count,
             Marks.BARS,
-            "None: every landed event is new, in time and accepted.",
+            "None in any window.",
         ),
         (
             "Growth of tables",

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from deltalake.exceptions import DeltaError
+
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
@@ -24,6 +26,7 @@ from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, strea
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.removed import LANDING, Removed
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import has_landed, landed_sources
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LOOKS_BACK = timedelta(days=7)
@@ -57,22 +60,28 @@ class DiskForecast:
 
 
 def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
-    """Estimate for all sources of the home at ``now`` (timezone-aware), withdrawn tables included."""
+    """Estimate for all sources of the home at ``now`` (timezone-aware): withdrawn tables, too, and sources
+    whose contracts are gone."""
     layers: Counter[str] = Counter()
     recent, by_window = 0, 0
     since = max(now - LOOKS_BACK, workspace.grid.first)
     withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
-    for source in dict.fromkeys((*workspace.contracts.sources(), *(each.source for each in withdrawn))):
-        if (workspace.home.landing / source / "manifests").is_dir():
-            # A landing that cannot be read is reported elsewhere; it must not hide the rest.
-            with suppress(IngestError):
+    named = (*workspace.contracts.sources(), *(each.source for each in withdrawn))
+    for source in dict.fromkeys((*named, *landed_sources(workspace.home.path))):
+        # A landing that cannot be read is reported elsewhere; it must not hide the rest.
+        with suppress(IngestError):
+            if has_landed(workspace.home.path, source):
                 layers[LANDING] += _landing_bytes(workspace, source)
         contracts = [
             *workspace.contracts.of_source(source),
             *(each for each in withdrawn if each.source == source),
         ]
         for layer, table in _tables(workspace, source, contracts):
-            for window, size in _sizes(table).items():
+            # So is a table whose log cannot be read.
+            sizes: Counter[str] = Counter()
+            with suppress(DeltaError):
+                sizes = _sizes(table)
+            for window, size in sizes.items():
                 layers[layer] += size
                 if window:
                     by_window += size

@@ -2,7 +2,8 @@
 
 The contract says how long replaced files and those left by a crash stay (``x-cdc.retention.old_files``).
 Tables that all contracts of a source share keep them for the longest of these times. Quarantine files that a
-window names are never old. Existing tables of withdrawn contracts have their old files swept too.
+window names are never old. Existing tables of withdrawn contracts and retired sources have their old files
+swept too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.lake.sweep import sweep, sweepable
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.events.quarantine_files import named_anywhere
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import remove_all_left_behind
 from omnisupport_ingest.retention.keeping import old_files_of, old_files_of_source
 
 
@@ -28,6 +30,13 @@ class OldFiles:
     keep: timedelta
     count: int
     bytes: int
+
+
+def swept_sources(workspace: Workspace) -> list[str]:
+    """Return the sources with contracts, and those of which only withdrawn ones are left (``sources
+    retire``): their tables may be there still."""
+    withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
+    return sorted({*workspace.contracts.sources(), *(each.source for each in withdrawn)})
 
 
 def old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> list[OldFiles]:
@@ -43,7 +52,9 @@ def old_files(workspace: Workspace, source: str, only: TableContract | None = No
 
 
 def sweep_old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> int:
-    """Delete the old files; return how many folders and single files. The platform may run meanwhile."""
+    """Delete the old files; return how many folders and single files. The platform may run meanwhile. Scratch
+    folders of killed processes go too."""
+    remove_all_left_behind(workspace.home.run)
     return sum(
         len(sweep(table, keep, spare=spare)) for table, keep, spare in _tables(workspace, source, only)
     )
@@ -54,12 +65,16 @@ def _tables(
 ) -> Iterator[tuple[LakeTable, timedelta, frozenset[str]]]:
     contracts = workspace.contracts.of_source(source)
     if only is None:
-        shared = old_files_of_source(contracts)
+        withdrawn = [
+            each
+            for each in readable_withdrawn(workspace.settings, workspace.contracts)
+            if each.source == source
+        ]
+        shared = old_files_of_source(contracts or withdrawn)
         yield workspace.raw(source), shared, frozenset()
         yield workspace.deduped(source), shared, frozenset()
         yield workspace.quarantine(source), shared, named_anywhere(workspace, source)
-        withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
-        contracts = (*contracts, *(each for each in withdrawn if each.source == source))
+        contracts = (*contracts, *withdrawn)
     for contract in contracts if only is None else (only,):
         for table in (
             workspace.net_changes(contract),

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from omnisupport_ingest.cdc.judging import OPEN
-from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.life import PositionTuple
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
@@ -26,14 +26,14 @@ from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.pending import standing_of_windows
-from omnisupport_ingest.layers.quarantine_files import (
+from omnisupport_ingest.layers.events.quarantine_files import (
     EventsGone,
     QuarantineFiles,
     gone_from_disk,
     named_by,
 )
 from omnisupport_ingest.layers.removed import LANDING, QUARANTINE, RAW, Removal, Removed
+from omnisupport_ingest.layers.scheduling.pending import standing_of_windows
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import keep_of
@@ -133,6 +133,29 @@ def plan_retention(workspace: Workspace, source: str) -> RetentionPlan:
     return replace(plan, doomed=tuple(doomed), refused=tuple(refused))
 
 
+class Judged:
+    """Judges windows again as they are now: since the plan, somebody may have erased a row, decided on an
+    event, or changed a contract. Then the window is to be judged with its events, so they must stay."""
+
+    def __init__(self, workspace: Workspace, source: str) -> None:
+        # With the contracts as they are now.
+        self._looked = _Looked(Workspace.open(workspace.settings), source)
+        contracts = self._looked.workspace.contracts.of_source(source)
+        self._keep = {layer: keep_of(contracts, layer) for layer in (LANDING, RAW)}
+
+    def may_leave(self, layer: str, window: str) -> bool:
+        """Return whether what the plan says of ``layer`` (landing or raw) is true still."""
+        judge = judge_landing if layer == LANDING else judge_raw
+        verdict = judge(self._looked.facts(window), self._keep[layer], self._looked.watermark)
+        return verdict.answer is Answer.REMOVED
+
+    def is_reopened(self, window: str) -> bool:
+        """Return whether ``window``, whose removal from raw has begun, is to be judged again or decided on,
+        and raw has all of its events."""
+        facts = self._looked.facts(window)
+        return facts.landed == facts.held and (not self._looked.is_current(window) or facts.undecided > 0)
+
+
 @dataclass(frozen=True)
 class _Looked:
     """One look at landing and lake of a source. Facts that concern all windows are read once."""
@@ -210,7 +233,7 @@ class _Looked:
                     break
                 if values is None:
                     continue
-                if window in self._sealed:
+                if window in self.removed.finally_sealed:
                     found.append(values)
                 else:
                     refused.append(refused_values(window, contract.full_name))
@@ -230,21 +253,16 @@ class _Looked:
     def settled(self) -> NeverJudgedAgain:
         """The sealed windows; and by epoch the lowest position in all other windows, including the sentinel,
         whose events a person may release. Nothing is read if no contract needs it."""
-        above: dict[int, Position] = {}
+        above: dict[int, PositionTuple] = {}
         for window in self._store.windows() if self._giving_up_rows else ():
-            for part in self._store.parts(window) if window not in self._sealed else ():
+            for part in self._store.parts(window) if window not in self.removed.finally_sealed else ():
                 lower(above, part)
-        return NeverJudgedAgain(self._sealed, above)
+        return NeverJudgedAgain(self.removed.finally_sealed, above)
 
     @cached_property
     def _giving_up_rows(self) -> list[TableContract]:
         contracts = self.workspace.contracts.of_source(self.source)
         return [each for each in contracts if each.retention.net_changes is not None]
-
-    @cached_property
-    def _sealed(self) -> frozenset[str]:
-        """The windows whose removal from raw is finished."""
-        return self.removed.sealed - {each.window for each in self.removed.unfinished if each.layer == RAW}
 
     def doomed(self, verdict: Verdict) -> Doomed:
         parts = self._store.parts(verdict.window)
@@ -257,6 +275,10 @@ class _Looked:
         else:
             sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
         return Doomed(verdict.layer, verdict.window, until, len(sizes), events, sum(sizes))
+
+    def is_current(self, window: str) -> bool:
+        """Return whether ``window`` was judged by the rules in force."""
+        return self._is_current(window, self._judged.state(window) if self._judged is not None else None)
 
     def _is_current(self, window: str, judged: WindowState | None) -> bool:
         """Whether the window was judged by the rules in force. If not, it still needs its events to be judged

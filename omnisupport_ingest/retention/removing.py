@@ -32,13 +32,24 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import retrying
-from omnisupport_ingest.layers.ledgers import RETENTION_TYPE
+from omnisupport_ingest.layers.ledgers import RETENTION_TYPE, retention_ledger
 from omnisupport_ingest.layers.plan import units_of
-from omnisupport_ingest.layers.removed import BEGUN, DONE, HISTORY, LANDING, QUARANTINE, RAW, Removal, Removed
+from omnisupport_ingest.layers.removed import (
+    BEGUN,
+    DONE,
+    GIVEN_UP,
+    HISTORY,
+    LANDING,
+    QUARANTINE,
+    RAW,
+    Place,
+    Removal,
+    Removed,
+)
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import NET_CHANGES
 from omnisupport_ingest.retention.old_versions import OldVersions, remove_versions
-from omnisupport_ingest.retention.plan import RetentionPlan
+from omnisupport_ingest.retention.plan import Judged, RetentionPlan
 from omnisupport_ingest.retention.superseded_rows import NeverJudgedAgain, SupersededRows, remove_superseded
 from omnisupport_ingest.retention.withheld_values import WithheldValues, remove_values
 from omnisupport_ingest.storage import storage_of
@@ -145,10 +156,15 @@ class _Remover:
     source: str
 
     def begin(self, removals: Sequence[Removal]) -> tuple[Removal, ...]:
-        """Record that ``removals`` begin; return these, without those that another process has begun."""
+        """Record that ``removals`` begin; return these, without those that another process has begun, and
+        those whose window the plan does not fit any more."""
+        of_windows = [each for each in removals if each.layer in (LANDING, RAW)]
 
         def decide(entries: pa.Table) -> pa.Table:
-            known = {each.place for each in Removed.of_entries(entries).removals}
+            known = _places(entries)
+            if of_windows:
+                judged = Judged(self.workspace, self.source)
+                known |= {each.place for each in of_windows if not judged.may_leave(each.layer, each.window)}
             return _rows([each for each in removals if each.place not in known], BEGUN)
 
         written = self.workspace.removals(self.source).append(decide)
@@ -157,16 +173,20 @@ class _Remover:
     def finish(self, layer: str, removals: Sequence[Removal]) -> Carried:
         """Carry out the ``removals`` from ``layer`` that were begun, and record that they are done."""
         mine = [each for each in removals if each.layer == layer]
+        if layer == RAW:
+            mine = self._without_reopened(mine)
         if not mine:
             return Carried(layer, 0, 0, 0)
         leave = {
             LANDING: self._leave_landing,
-            RAW: self._leave_raw,
             QUARANTINE: self._leave_quarantine,
             HISTORY: self._leave_history,
         }
-        files, size = leave[layer](mine)
-        self.workspace.removals(self.source).append(lambda _: _rows(mine, DONE))
+        if layer == RAW:
+            mine, files, size = self._leave_raw(mine)
+        else:
+            files, size = leave[layer](mine)
+        self.workspace.removals(self.source).append(lambda entries: _done(entries, mine))
         return Carried(layer, len(mine), files, size)
 
     def thin(self, rows: SupersededRows, settled: NeverJudgedAgain, removed_by: str) -> Carried:
@@ -193,15 +213,31 @@ class _Remover:
                     files, size = files + 1, size + freed
         return files, size
 
-    def _leave_raw(self, removals: Sequence[Removal]) -> tuple[int, int]:
+    def _without_reopened(self, removals: Sequence[Removal]) -> list[Removal]:
+        """Give up those ``removals`` from raw whose window is to be judged again since they began, and return
+        the others. Their windows are sealed no more."""
+        if not removals:
+            return []
+        judged = Judged(self.workspace, self.source)
+        reopened = [each for each in removals if judged.is_reopened(each.window)]
+        if reopened:
+            self.workspace.removals(self.source).append(lambda _: _rows(reopened, GIVEN_UP))
+        return [each for each in removals if each not in reopened]
+
+    def _leave_raw(self, removals: Sequence[Removal]) -> tuple[list[Removal], int, int]:
+        """Remove the events of ``removals``, except of those that another process has given up since. Return
+        the removals that were carried out, and how many files and bytes left."""
         left: list[tuple[int, int]] = []
+        carried: list[Removal] = []
 
         def attempt(snapshot: TableSnapshot) -> None:
             judged = self.workspace.deduped(self.source).look()
             assert judged is not None, "a window that is not judged is not sealed"
             changes = []
             left.clear()
-            for removal in removals:
+            begun = _places(retention_ledger(self.workspace.home.lake, self.source).entries())
+            carried[:] = [each for each in removals if each.place in begun]
+            for removal in carried:
                 change = _emptied(snapshot, judged, removal.window)
                 if change is not None:
                     changes.append(change)
@@ -210,7 +246,7 @@ class _Remover:
             snapshot.commit(changes)
 
         retrying(attempt, self.workspace.raw(self.source))
-        return sum(files for files, _ in left), sum(size for _, size in left)
+        return carried, sum(files for files, _ in left), sum(size for _, size in left)
 
     def _leave_quarantine(self, removals: Sequence[Removal]) -> tuple[int, int]:
         wanted: dict[str, list[TableContract]] = {}
@@ -271,6 +307,19 @@ def _delete(path: Path) -> int | None:
     with contextlib.suppress(OSError), failpoint("retention.landing", path.parent):
         path.parent.rmdir()
     return size
+
+
+def _places(entries: pa.Table) -> set[Place]:
+    """Return the places of the removals in ``entries`` of the ledger that were begun and not given up."""
+    return {each.place for each in Removed.of_entries(entries).removals}
+
+
+def _done(entries: pa.Table, removals: Sequence[Removal]) -> pa.Table:
+    """Return the rows that record ``removals`` as done. If another process has given one up in the last
+    moment, it begins again: what it removed is gone, and a record must name it."""
+    begun = _places(entries)
+    again = [each for each in removals if each.place not in begun]
+    return pa.concat_tables([_rows(again, BEGUN), _rows(removals, DONE)])
 
 
 def _rows(removals: Iterable[Removal], step: str) -> pa.Table:

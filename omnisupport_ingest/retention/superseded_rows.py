@@ -1,7 +1,7 @@
 """Net changes of sealed windows that later rows supersede, and their removal: about one row per key stays.
 
 The windows keep their names, their states and all other rows. The removed rows can be folded again from the
-deduped events. That happens if such a window has to be rebuilt (``layers.net_changes``), for a late event
+deduped events. That happens if such a window has to be rebuilt (``dimension.net_changes``), for a late event
 that it withholds or for another contract. So no record is written before the removal; the commit itself says
 who made it.
 """
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.life import PositionTuple
 from omnisupport_ingest.cdc.superseded import ASKED, POSITIONS, SUPERSEDED, find_superseded, taken_away_in
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
@@ -34,8 +34,8 @@ from omnisupport_ingest.lake.staging import stage_folders
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.layers.net_changes import LAYER, THINNED
-from omnisupport_ingest.layers.odd_keys import odd_files
+from omnisupport_ingest.layers.dimension.net_changes import LAYER, THINNED
+from omnisupport_ingest.layers.dimension.tied_keys import files_with_ties
 from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
@@ -86,13 +86,13 @@ class NeverJudgedAgain:
     """
 
     sealed: frozenset[str]
-    above: Mapping[int, Position]
+    above: Mapping[int, PositionTuple]
 
 
 NOTHING_SETTLED = NeverJudgedAgain(frozenset(), {})
 
 
-def lower(above: dict[int, Position], part: LandedPart) -> None:
+def lower(above: dict[int, PositionTuple], part: LandedPart) -> None:
     """Lower the positions in ``above``, by epoch, to include the events of ``part``."""
     first = (part.first.epoch, part.first.commit_lsn.value, part.first.ordinal)
     above[part.epoch] = min(first, above.get(part.epoch, first))
@@ -182,7 +182,7 @@ def _why_whole(
 
 def _above(
     workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
-) -> Mapping[int, Position]:
+) -> Mapping[int, PositionTuple]:
     """Return ``settled.above``, lowered to events of sealed windows that the net changes do not show yet.
 
     These are events of the table in windows that wait to be folded, for the first time or by this contract,
@@ -230,7 +230,7 @@ def _found(
         _view(connection, "net_rows", f"window_of.window, {columns}", files, named)
         # A key change in any window, however young, takes columns from rows of all windows.
         there = [file for file in snapshot.all_files() if Path(file.stored).exists()]
-        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(there))
+        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", files_with_ties(there))
         connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
         find_superseded(connection, _above(workspace, snapshot, contract, settled))
         yield connection

@@ -7,12 +7,10 @@ above. Before that, a replay from raw would bring the same values into quarantin
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path, PurePosixPath
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,15 +21,9 @@ from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.contracts.encrypted_images import MARK
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.json_values import compact
-from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.table import retrying
-from omnisupport_ingest.layers import quarantine
-from omnisupport_ingest.layers.checkpoints import Identity
-from omnisupport_ingest.layers.plan import idempotency_key
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by, withheld_of
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles, withheld_of
+from omnisupport_ingest.layers.events.rewriting import Rewriting, rewrite
 from omnisupport_ingest.layers.removed import QUARANTINE
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.rules import Answer, Verdict
@@ -105,70 +97,22 @@ def remove_values(
     on disk until they are swept as old files. The net changes of the windows are folded again, from the same
     events.
     """
-    table, identity = workspace.quarantine(source), Identity(quarantine.LAYER, source, run_id)
-    written = [0]
-
-    def attempt(judged: TableSnapshot) -> None:
-        written[0] = 0
-        files = QuarantineFiles(judged, table.open())
-        replaced = {
-            window: tuple(_with_values(files.of(window), contracts)) for window, contracts in wanted.items()
-        }
-        replaced = {window: old for window, old in replaced.items() if old}
-        if not replaced:
-            return
-        draft = table.folder / layout.STAGING / uuid.uuid4().hex
-        # No failpoint: a draft that no table names yet.
-        draft.mkdir(mode=0o700, parents=True)
-        try:
-            for window, old in replaced.items():
-                for file in old:
-                    _write(draft, file, wanted[window])
-            unit = idempotency_key(
-                layer=quarantine.LAYER,
-                table=quarantine.LAYER,
-                window="",
-                inputs=["without values", *(file.path for old in replaced.values() for file in old)],
-                versions=(),
-            )
-            staged = quarantine.stage_written(
-                table, [str(draft)], sorted(replaced), unit=unit, version=judged.version + 1
-            )
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        quarantine.add(table, staged, identity)
-        changes = []
-        for window, old in replaced.items():
-            state = judged.state(window)
-            assert state is not None, "its quarantine files are named by it"
-            stay = {*named_by(state)} - {file.path for file in old}
-            companions = tuple(sorted({*stay, *(file.path for file in staged.of(window))}))
-            changes.append(
-                WindowChange(window, (), (), replace(state, companions=companions), replaces=False)
-            )
-        judged.commit(changes)
-        written[0] = sum(map(len, replaced.values()))
-
-    retrying(attempt, workspace.deduped(source))
-    quarantine.settle(workspace.deduped(source), table, sorted(wanted), identity)
-    return written[0]
+    rewritings = {
+        window: Rewriting(partial(_without_values, contracts=contracts))
+        for window, contracts in wanted.items()
+    }
+    return rewrite(workspace, source, wanted, lambda _: rewritings, run_id)
 
 
-def _with_values(files: Collection[LakeFile], contracts: Collection[TableContract]) -> Iterator[LakeFile]:
-    for file in files:
-        rows = _read(file, [*_DOOMED_BY])
-        if pc.any(_doomed(rows, contracts)).as_py():
-            yield file
-
-
-def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) -> None:
-    """Write ``file`` to its partition below ``draft``, without the values of the tables of ``contracts``.
+def _without_values(rows: pa.Table, contracts: Collection[TableContract]) -> pa.Table | None:
+    """Return the ``rows`` of quarantine without the values of the tables of ``contracts``; None without any.
 
     The hashes that identify an event stay, as they do when it is protected or erased: a further copy of it
     must be recognized as the same event.
     """
-    rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
     doomed = pc.fill_null(_doomed(rows, contracts), False)
+    if not pc.any(doomed).as_py():
+        return None
     for name in _IMAGES:
         place, images = rows.column_names.index(name), rows[name]
         emptied = [
@@ -178,12 +122,7 @@ def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) ->
         rows = rows.set_column(place, rows.schema.field(name), pa.array(emptied, images.type))
     place, delivered = rows.column_names.index(_DELIVERED), rows[_DELIVERED]
     left = pc.if_else(doomed, pa.scalar(None, delivered.type), delivered)
-    rows = rows.set_column(place, rows.schema.field(_DELIVERED), left)
-    folders = [part for part in PurePosixPath(file.path).parts[:-1] if "=" in part]
-    folder = draft.joinpath(*folders)
-    # No failpoint: a draft that no table names yet.
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pq.write_table(rows, folder / f"part-{uuid.uuid4().hex}.parquet", compression="snappy")
+    return rows.set_column(place, rows.schema.field(_DELIVERED), left)
 
 
 def _emptied(text: str | None) -> str | None:

@@ -25,17 +25,16 @@ from omnisupport_ingest.foreign import Unreadable, printable, read_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.log_files import names_bounds_of
 from omnisupport_ingest.lake.sweep import sweep_replaced
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.erasures import CERTIFICATES
+from omnisupport_ingest.layers.events.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import remove_all_left_behind
 from omnisupport_ingest.read.export_ledger import ExportedFile, exported_files, still_there
 from omnisupport_ingest.read.holdings import Holding
 from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import storage_of
-
-FOLDER = "certificates"
-"""Folder of the home; a certificate is one JSON file in it, readable by its owner only."""
 
 FORMAT_VERSION = 1
 
@@ -56,7 +55,7 @@ class CertificateUnreadable(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ErasureRequest:
     """Who asked for the erasure, why and when (timezone-aware)."""
 
     by: str
@@ -69,7 +68,7 @@ class Earlier:
     """The facts that a later certificate repeats: who asked, which files held cells before, and which were
     swept."""
 
-    asked: Asked
+    asked: ErasureRequest
     before: tuple[Holding, ...]
     swept: tuple[str, ...]
 
@@ -80,7 +79,7 @@ FORMAT = Format(Earlier, FORMAT_VERSION, strict=False)
 def certificate_path(workspace: Workspace, contract: TableContract, identity: bytes) -> Path:
     """Return the path of the certificate. ``identity``: distinguishes what was erased within the source."""
     name = hashlib.sha256(contract.source.encode() + identity).hexdigest()[:16]
-    return workspace.home.path / FOLDER / f"{contract.source}-{contract.name}-{name}.json"
+    return workspace.home.path / CERTIFICATES / f"{contract.source}-{contract.name}-{name}.json"
 
 
 def read_earlier(path: Path) -> Earlier | None:
@@ -141,6 +140,7 @@ def windows_waiting(workspace: Workspace, source: str, windows: Collection[str])
     table is not rebuilt for that table's contract, and a window to be rebuilt for another reason is pending
     anyway.
     """
+    windows = {*windows}
     versions, deduped = RulesVersions(workspace, source), workspace.deduped(source).look()
     states = {window: deduped.state(window) if deduped is not None else None for window in windows}
     made_before = {
@@ -150,7 +150,7 @@ def windows_waiting(workspace: Workspace, source: str, windows: Collection[str])
     }
     # Look at every batch: a person may run windows by hand, in any order.
     waits = pending_windows(workspace, source, limit=sys.maxsize)
-    return sorted({*windows} & {*made_before, *waits.windows, *waits.late_windows})
+    return sorted(windows & {*made_before, *waits.windows, *waits.late_windows})
 
 
 def withdrawn_personal(workspace: Workspace, source: str) -> list[TableContract]:
@@ -167,9 +167,10 @@ def with_data(workspace: Workspace, contract: TableContract) -> list[str]:
 
 
 def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableContract]) -> list[str]:
-    """Delete the former versions of the tables of ``contracts``, and of the tables with their events; return
-    the deleted files, relative to the lake."""
-    tables = [(workspace.deduped(source), frozenset[str]())]
+    """Delete the former versions of the tables of ``contracts``, and of the tables with their events, raw
+    included; return the deleted files, relative to the lake. Scratch folders of killed processes go too."""
+    remove_all_left_behind(workspace.home.run)
+    tables = [(workspace.raw(source), frozenset[str]()), (workspace.deduped(source), frozenset())]
     tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
     for each in contracts:
         tables += [(table, frozenset()) for table in workspace.tables_of(each)]
@@ -199,15 +200,15 @@ class Remains:
             "they may have its values, as records of a topic may; delete them",
         )
         exports = _exports(workspace, [each for each, _ in erased])
-        unchanged = {path for path, each in exports.items() if still_there(each)}
+        unchanged = [each for each in exports if still_there(each)]
         self.add(
             "exports that were written before",
-            unchanged,
+            {each.path for each in unchanged},
             "they left the lake: delete them, and what was made of them",
         )
         self.add(
             "exports that are not what was written, or not there any more",
-            [_told(each) for path, each in exports.items() if path not in unchanged],
+            {_told(each) for each in exports if each not in unchanged},
             "if somebody changed or moved one, it may have its values still",
         )
         columns = [(each, column) for each, of_contract in erased for column in of_contract]
@@ -246,7 +247,7 @@ class Remains:
             )
         self.add(
             "exports of withdrawn tables",
-            _exports(workspace, withdrawn),
+            {_told(each) for each in _exports(workspace, withdrawn)},
             "they left the lake: delete them, and what was made of them",
         )
         self.add(
@@ -268,10 +269,11 @@ class Remains:
         return in_versions
 
 
-def _exports(workspace: Workspace, contracts: Iterable[TableContract]) -> dict[str, ExportedFile]:
-    """Return the exports of the tables of ``contracts``, by path."""
+def _exports(workspace: Workspace, contracts: Iterable[TableContract]) -> list[ExportedFile]:
+    """Return the exports of the tables of ``contracts``. One path may have several, one written over the
+    other: somebody may have kept the earlier one elsewhere."""
     of_tables = {f"{each.source}.{each.name}" for each in contracts}
-    return {each.path: each for each in exported_files(workspace.home.path) if each.table in of_tables}
+    return [each for each in exported_files(workspace.home.path) if each.table in of_tables]
 
 
 def _told(export: ExportedFile) -> str:

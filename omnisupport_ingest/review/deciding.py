@@ -6,7 +6,7 @@ events of a collision at the same time, the second is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,19 +21,21 @@ from omnisupport_ingest.contracts.decision_table import (
     MALFORMED,
     OUT_OF_RANGE_TIME,
     ROW_RULE,
+    SCHEMA_MISMATCH,
 )
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.quality import QUARANTINE, WITHHOLDING
+from omnisupport_ingest.contracts.row_columns import MISSING_COLUMN, UNKNOWN_COLUMN
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.ledgers import REVIEW_TYPE
-from omnisupport_ingest.layers.removed import RAW, Removed, sealed_error
+from omnisupport_ingest.layers.removed import RAW, Removal, Removed, sealed_error
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
@@ -76,13 +78,17 @@ class Refusal:
 class Decided:
     """The result of a command.
 
-    ``recorded``: decisions that were written now. ``unchanged``: events that had the same decision before.
-    ``beside``: events at the position of a released one that still wait for a review.
+    ``recorded``: decisions that were written now. ``overturned``: decisions that counted for these events
+    until now. ``unchanged``: events that had the same decision before.
+    ``beside``: events at the position of a released one that still wait for a review. ``left``: decisions of
+    others on events that were to be decided only while nobody had (``decide_undecided``).
     """
 
     recorded: tuple[Review, ...]
     unchanged: tuple[Review, ...]
     beside: tuple[Quarantined, ...]
+    left: tuple[Review, ...] = ()
+    overturned: tuple[Review, ...] = ()
 
     @property
     def windows(self) -> list[str]:
@@ -104,36 +110,71 @@ def decide(
     ``reviewer`` and ``why`` are recorded as given. Raises ``ReviewRefused``, naming every event on which the
     decision is not allowed, and ``ReviewIncomplete``, naming what is missing.
     """
-    reviewer, why = reviewer.strip(), why.strip()
-    _require_complete(decision, events, reviewer, why)
-    wanted = list(dict.fromkeys(events))
-    plan = _Plan(workspace, source, decision, wanted, reviewer, why)
-    written = workspace.reviews(source).append(plan.rows)
-    return Decided(ReviewLedger.of_entries(written).reviews, tuple(plan.unchanged), tuple(plan.beside))
+    return _decide(workspace, source, events, _Asked(decision, reviewer.strip(), why.strip()))
+
+
+def decide_undecided(
+    workspace: Workspace,
+    source: str,
+    decision: str,
+    events: Sequence[EventRef],
+    *,
+    reviewer: str,
+    why: str,
+) -> Decided:
+    """Do as ``decide``, but leave those of ``events`` as they are that somebody has decided by now."""
+    asked = _Asked(decision, reviewer.strip(), why.strip(), only_undecided=True)
+    return _decide(workspace, source, events, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A decision, who decides and why; and whether it is only on events that nobody has decided."""
+
+    decision: str
+    reviewer: str
+    why: str
+    only_undecided: bool = False
+
+
+def _decide(workspace: Workspace, source: str, events: Sequence[EventRef], asked: _Asked) -> Decided:
+    _require_complete(asked.decision, events, asked.reviewer, asked.why)
+    plan = _Plan(workspace, source, list(dict.fromkeys(events)), asked)
+    written = ReviewLedger.of_entries(workspace.reviews(source).append(plan.rows))
+    return Decided(
+        written.reviews,
+        tuple(plan.unchanged),
+        tuple(plan.beside),
+        tuple(plan.left),
+        tuple(plan.overturned),
+    )
 
 
 class _Plan:
     """The effect of a command on the present ledger. It is computed again when another command commits
     first."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        source: str,
-        decision: str,
-        events: Sequence[EventRef],
-        reviewer: str,
-        why: str,
-    ) -> None:
-        self._workspace, self._source, self._decision = workspace, source, decision
-        self._events, self._reviewer, self._why = events, reviewer, why
-        self._sealed = Removed.open(workspace, source).of(RAW)
+    def __init__(self, workspace: Workspace, source: str, events: Sequence[EventRef], asked: _Asked) -> None:
+        self._workspace, self._source, self._decision = workspace, source, asked.decision
+        self._wanted, self._events, self._asked = events, events, asked
+        self._sealed: Mapping[str, Removal] = {}
         self.unchanged: list[Review] = []
         self.beside: list[Quarantined] = []
+        self.left: list[Review] = []
+        self.overturned: list[Review] = []
 
     def rows(self, entries: pa.Table) -> pa.Table:
         """Return the rows to record. Raises ``ReviewRefused`` if the decision is not allowed on an event."""
         ledger = ReviewLedger.of_entries(entries)
+        # Retention may seal a window between two attempts.
+        self._sealed = Removed.open(self._workspace, self._source).of(RAW)
+        if self._asked.only_undecided:
+            latest_of = {event: ledger.latest(event) for event in self._wanted}
+            decided = {event: each for event, each in latest_of.items() if each and not each.of_copies}
+            self.left = list(decided.values())
+            self._events = [event for event in self._wanted if event not in decided]
+            if not self._events:
+                return self._table(())
         copies = whole_events(self._workspace, self._source, ledger, self._events)
         copy_of = {row.event: (row, values) for row, values in _copies_first(copies)}
         positions = _ReleasedPositions(
@@ -141,18 +182,26 @@ class _Plan:
         )
         refusals: list[Refusal] = []
         new: list[Quarantined | Review] = []
-        self.unchanged = []
+        self.unchanged, self.overturned = [], []
         for event in self._events:
             latest, holding = ledger.latest(event), copy_of.get(event)
+            is_copy = holding is not None and holding[0].reason == DUPLICATE_POSITION
+            if latest is not None and latest.of_copies and not is_copy:
+                # Nobody has decided on the event itself.
+                latest = None
             cause = self._cause(event, holding, latest, positions)
             if cause is not None:
                 refusals.append(Refusal(event, *cause))
             elif latest is not None and latest.decision == self._decision:
                 self.unchanged.append(latest)
             else:
-                subject = holding[0] if holding is not None else latest
+                # The other decision on an event counts for its copies, too.
+                of_event = latest is not None and not latest.of_copies
+                subject = latest if holding is None or (is_copy and of_event) else holding[0]
                 assert subject is not None, "an event that is in neither place has a cause to be refused"
                 new.append(subject)
+                if latest is not None:
+                    self.overturned.append(latest)
         if refusals:
             raise _refused(self._decision, len(self._events), refusals)
         self.beside = self._beside(new, [row for row, _ in copies])
@@ -169,15 +218,21 @@ class _Plan:
         allowed."""
         if holding is None:
             if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
+                if latest.decision != self._decision and latest.window in self._sealed:
+                    return self._sealed_cause(latest.window)
                 return None
             return elsewhere(self._workspace, self._source, event, latest)
         row, values = holding
         if row.window in self._sealed:
-            error = sealed_error(self._sealed[row.window], self._source)
-            return error.problem, error.fix
+            return self._sealed_cause(row.window)
         if self._decision == DISCARD:
             return None
         return self._unreleasable(row, values) or positions.taken(row)
+
+    def _sealed_cause(self, window: str) -> tuple[str, str]:
+        """Return why no decision on an event of the sealed ``window`` is allowed: none has an effect."""
+        error = sealed_error(self._sealed[window], self._source)
+        return error.problem, error.fix
 
     def _unreleasable(self, row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
         contracts = self._workspace.contracts
@@ -201,8 +256,8 @@ class _Plan:
         now = datetime.now(UTC)
         review = {
             "decision": self._decision,
-            "reviewer": self._reviewer,
-            "why": self._why,
+            "reviewer": self._asked.reviewer,
+            "why": self._asked.why,
             "reviewed_at": now,
         }
         schema = arrow_schema(REVIEW_TYPE, without=(SEQUENCE,))
@@ -292,6 +347,14 @@ def _broken(row: Quarantined, contract: TableContract | None) -> tuple[str, str]
     rules that only another row of its batch breaks."""
     if row.reason == BATCH_REJECTED:
         return None
+    at_odds = [rule for rule in row.rules if rule.endswith((f":{UNKNOWN_COLUMN}", f":{MISSING_COLUMN}"))]
+    if row.reason == SCHEMA_MISMATCH or (at_odds and contract is not None and contract.evolution == BLOCK):
+        return (
+            f"Its row is not of the columns of its contract, which says block ({row.table}: "
+            f"{', '.join(at_odds)}).",
+            f"Let the contract follow: omnisupport-ingest contracts propose {row.table} --write. Its windows "
+            "are then judged again by themselves. Else discard it.",
+        )
     policies = policies_of(contract) if contract is not None else {}
     broken = [rule for rule in row.rules if policies.get(rule, QUARANTINE) in WITHHOLDING]
     if row.reason == ROW_RULE or broken:
@@ -306,7 +369,7 @@ def _broken(row: Quarantined, contract: TableContract | None) -> tuple[str, str]
 
 def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review | None) -> tuple[str, str]:
     """Return what became of an event that is not in quarantine."""
-    before = f"It was {_DONE[latest.decision]} by {_by(latest)}, and is " if latest else "It is "
+    before = f"It was {done_by(latest)}, and is " if latest else "It is "
     window = _window_in(workspace.deduped(source), event)
     if window is not None:
         return (
@@ -354,6 +417,11 @@ def _copies_first(
 ) -> list[tuple[Quarantined, dict[str, Any]]]:
     """Sort copies of an event before the event itself, which has the same id."""
     return sorted(copies, key=lambda pair: pair[0].reason != DUPLICATE_POSITION)
+
+
+def done_by(review: Review) -> str:
+    """Return what was decided, by whom and when: ``released by ana on 2026-01-31 at 10:00 UTC``."""
+    return f"{_DONE[review.decision]} by {_by(review)}"
 
 
 def _by(review: Review) -> str:

@@ -20,9 +20,8 @@ from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
-from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE
-from omnisupport_ingest.layers.removed import refuse_sealed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.row_traces import (
     RowState,
@@ -104,7 +103,7 @@ def key_text(values: Sequence[str]) -> str:
 def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
     """Return what ``erase`` would erase, without recording it. Raises ``ErasureRefused`` where it would."""
     ledger = ErasureLedger.open(workspace, contract.source)
-    events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key), ledger)
+    events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key))
     return _erased(events_by_span, (), _recorded(ledger, contract, events_by_span))
 
 
@@ -152,7 +151,7 @@ class _Command:
     def rows(self, entries: pa.Table) -> pa.Table:
         """Return the rows to record; none if all spans are recorded with all windows of their events."""
         ledger = ErasureLedger.of_entries(entries)
-        self.events_by_span = _events_by_span(self._workspace, self._contract, self._spans, ledger)
+        self.events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
         self.before = _recorded(ledger, self._contract, self.events_by_span)
         complete = all(
             known is not None and span_events.windows <= known
@@ -166,7 +165,7 @@ class _Command:
     def rows_missed(self, entries: pa.Table) -> pa.Table:
         """Return the rows to record for windows that were judged, or got events, since the erasure."""
         ledger = ErasureLedger.of_entries(entries)
-        return self._missing(ledger, _events_by_span(self._workspace, self._contract, self._spans, ledger))
+        return self._missing(ledger, _events_by_span(self._workspace, self._contract, self._spans))
 
     def _missing(self, ledger: ErasureLedger, events_by_span: Mapping[_KeySpan, SpanEvents]) -> pa.Table:
         new = {}
@@ -240,13 +239,9 @@ def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) ->
 
 
 def _events_by_span(
-    workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan], ledger: ErasureLedger
+    workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan]
 ) -> dict[_KeySpan, SpanEvents]:
-    """Return the events of each span in the lake, and the windows that wait to be judged.
-
-    Raises ``WindowSealed`` if a sealed window holds events of a span and ``ledger`` does not name the window
-    for that span.
-    """
+    """Return the events of each span in the lake, and the windows that wait to be judged."""
     files = EventFiles.newest(workspace, contract.source)
     assert files is not None, "a row that was found is in some table"
     of_keys = traces(files, contract, [name for name, _ in spans])
@@ -255,9 +250,6 @@ def _events_by_span(
     events_by_span = {}
     for name, span in spans:
         events = [each for each in of_keys if each.key == name and span.holds(each.position)]
-        # The ledger names the window. If it was sealed after it was judged so, it has no values of the row.
-        erased = _known(ledger, contract, (name, span)) or frozenset()
-        refuse_sealed(workspace, contract.source, {each.window for each in events} - erased)
         events_by_span[name, span] = SpanEvents(
             len(events),
             frozenset(each.window for each in events),

@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED
+from omnisupport_ingest.cdc.judging import DISCARDED
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.pending import held_at, standing_of_windows
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
-from omnisupport_ingest.layers.reviews import Review, ReviewLedger
-from omnisupport_ingest.layers.withheld_numbers import reason_of
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import held_at, standing_of_windows
+from omnisupport_ingest.layers.withheld_numbers import reason_of, states_in
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.quarantined import Filter, quarantined
 
@@ -45,9 +45,7 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
         rows = quarantined(workspace, source, ledger, Filter(window=window, state=DISCARDED))
         now.subtract(row.reason for row in rows)
     noted = held_at(workspace, source, before)
-    then = _stock_at(workspace.quarantine(source), before) if noted is None else noted
-    # An event may have been discarded by then and have left since. It counts as risen, not as gone.
-    then.subtract(_discarded_at(ledger, before))
+    then = _undiscarded_at(workspace.quarantine(source), before, ledger) if noted is None else noted
     rises = [
         Rise(reason, max(now[reason], 0), max(now[reason], 0) - max(then[reason], 0))
         for reason in {*now, *then}
@@ -72,13 +70,19 @@ def discarded_of(workspace: Workspace, source: str) -> int:
     return sum(standing.discarded.values()) + waiting
 
 
-def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
-    """Count the events in quarantine at the time ``at`` (timezone-aware), by reason, from the table's log.
+def _undiscarded_at(table: LakeTable, at: datetime, ledger: ReviewLedger) -> Counter[str]:
+    """Count the undiscarded events in quarantine at the time ``at`` (timezone-aware), by reason, from the
+    table's log.
 
-    The states of that time may be gone.
+    The events of a file that is gone by now count as undiscarded.
     """
     snapshot = _look_at(table, at)
-    return _by_reason(snapshot.all_files() if snapshot is not None else ())
+    files = list(snapshot.all_files()) if snapshot is not None else []
+    found = _by_reason(files)
+    if ledger.reviews:
+        for file in files:
+            found[reason_of(file)] -= states_in(file).get(DISCARDED, 0)
+    return found
 
 
 def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
@@ -103,10 +107,3 @@ def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:
         return None
     handle.load_as_version(max(versions))
     return TableSnapshot(table, handle)
-
-
-def _discarded_at(ledger: ReviewLedger, at: datetime) -> Counter[str]:
-    latest: dict[object, Review] = {
-        review.event: review for review in ledger.reviews if review.reviewed_at <= at
-    }
-    return Counter(review.reason for review in latest.values() if review.decision == DISCARD)

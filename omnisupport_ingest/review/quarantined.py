@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED, OPEN, RELEASE
+from omnisupport_ingest.contracts.decision_table import DUPLICATE_POSITION
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers.event_ref import EventRef
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.events.event_ref import EventRef
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.withheld_numbers import judged_with, reason_of
 from omnisupport_ingest.layers.workspace import Workspace
@@ -177,6 +178,8 @@ def _rows(file: _File, columns: Sequence[str], where: Any) -> Iterator[dict[str,
 def _quarantined(file: _File, values: Mapping[str, Any], ledger: ReviewLedger) -> Quarantined:
     event = EventRef.of(*(values[name] for name in _POSITION))
     review = ledger.latest(event)
+    if review is not None and review.of_copies and file.reason != DUPLICATE_POSITION:
+        review = None
     digest = ledger.digest(file.window)
     state, waits = _state(values["review_state"] or OPEN, review, applied=digest == file.judged_with)
     identity = values["identity"]

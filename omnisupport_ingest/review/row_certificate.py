@@ -1,8 +1,9 @@
 """Erases a row that has ended, and certifies what is gone and what remains.
 
-The erasure is recorded (``erasing``), the platform judges the row's windows again, and the job of the history
-runs. Then the same command is given again: it deletes the former versions of the tables at once and says so
-in its certificate. Landing and raw keep the values until retention removes them, because they are the record.
+The erasure is recorded (``erasing``), and sealed windows are rewritten (``sealed_windows``). The platform
+judges the other windows of the row again, and the job of the history runs. Then the same command is given
+again: it deletes the former versions of the tables at once and says so in its certificate. Landing and raw
+keep the values until retention removes them, because they are the record.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from omnisupport_ingest.review.certificate import (
     FORMAT_VERSION,
     INCOMPLETE,
     PENDING,
-    Asked,
     Earlier,
+    ErasureRequest,
     Remains,
     certificate_path,
     read_earlier,
@@ -41,6 +42,7 @@ from omnisupport_ingest.review.certificate import (
     write_certificate,
 )
 from omnisupport_ingest.review.erasing import Erased, erase, look_up
+from omnisupport_ingest.review.sealed_windows import erase_in_sealed_windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,13 @@ def erase_row(
     earlier = read_earlier(path)
     before = tuple(cells_of_row(workspace, row)) if earlier is None else earlier.before
     erased = erase(workspace, contract, key, erased_by=erased_by, why=why)
-    earlier = earlier or Earlier(Asked(erased_by.strip(), why.strip(), datetime.now(UTC)), before, ())
+    erase_in_sealed_windows(workspace, contract.source)
+    asked = ErasureRequest(erased_by.strip(), why.strip(), datetime.now(UTC))
+    if erased.before:
+        # The command was killed between the ledger and the certificate: the first who asked counts.
+        first = min(erased.before, key=lambda each: each.sequence)
+        asked = ErasureRequest(first.erased_by, first.why, first.erased_at)
+    earlier = earlier or Earlier(asked, before, ())
     return erased, _certify(workspace, row, erased, withdrawn, path, earlier)
 
 

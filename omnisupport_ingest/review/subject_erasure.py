@@ -3,7 +3,8 @@
 This covers live and deleted rows of every table of the source, in landing, in raw, and in backups of both. It
 cannot be undone. Layers downstream of raw hold readable values (what policies leave of them). So their
 windows are judged again without the values, and former versions are swept at once; then the certificate is
-complete. The same command continues the work until all is done, and may be repeated at any time.
+complete. Sealed windows are rewritten by the command itself (``sealed_windows``). The same command continues
+the work until all is done, and may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import row_subject
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import Holding
+from omnisupport_ingest.read.sealed_events import SealedEvents
 from omnisupport_ingest.read.subject_traces import (
     Traced,
     by_other_keys,
     cells_above_raw,
     cells_left_over,
+    found_by_keys_alone,
     key_ids_of_row,
     of_nobody,
     traced,
@@ -35,8 +38,8 @@ from omnisupport_ingest.review.certificate import (
     FORMAT_VERSION,
     INCOMPLETE,
     PENDING,
-    Asked,
     Earlier,
+    ErasureRequest,
     Remains,
     certificate_path,
     read_earlier,
@@ -48,6 +51,7 @@ from omnisupport_ingest.review.certificate import (
     write_certificate,
 )
 from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
+from omnisupport_ingest.review.sealed_windows import erase_in_sealed_windows
 from omnisupport_ingest.storage import storage_of
 
 
@@ -58,6 +62,7 @@ class SubjectErased:
     ``certificate``: its file; None if nothing was recorded. ``complete``: the home holds nothing readable of
     the subject except what ``remains`` names. ``images``: row images that landed encrypted, in ``windows``.
     ``cells``: cells downstream of raw that are still readable. ``swept``: deleted files of former versions.
+    ``waiting``: windows that are to be judged. ``sealed``: sealed windows with some of ``cells``, which stay.
     """
 
     certificate: Path | None
@@ -67,6 +72,8 @@ class SubjectErased:
     windows: tuple[str, ...]
     swept: int
     remains: tuple[dict[str, Any], ...]
+    waiting: tuple[str, ...]
+    sealed: tuple[str, ...]
 
 
 def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
@@ -74,11 +81,18 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
     it would."""
     ids = _key_ids(workspace, contract, key)
     withdrawn = withdrawn_personal(workspace, contract.source)
-    of_subject = traced(workspace, contract.source, ids)
+    of_subject = _traced(workspace, contract, key, ids)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
-    remaining = _Remaining(cells, (), by_other_keys(workspace, contract, of_subject, ids), withdrawn)
+    sealed = SealedEvents.of(workspace, contract.source)
+    remaining = _Remaining(
+        cells,
+        (),
+        by_other_keys(workspace, contract, of_subject, ids),
+        withdrawn,
+        not_found=_not_found(sealed, contract, of_subject),
+    )
     remains, _ = _remains(workspace, contract, of_subject, remaining)
-    return _erased(None, False, of_subject, cells, 0, remains)
+    return _erased(None, False, of_subject, remaining, remains)
 
 
 def erase_subject(
@@ -98,18 +112,16 @@ def erase_subject(
     ids = _key_ids(workspace, contract, key)
     withdrawn = withdrawn_personal(workspace, contract.source)
     path = certificate_path(workspace, contract, b"".join(sorted(ids)))
-    before = read_earlier(path) or Earlier(
-        Asked(erased_by, why, datetime.now(UTC)),
-        tuple(
-            cells_above_raw(workspace, contract, traced(workspace, contract.source, ids), whole_rows=False)
-        ),
-        (),
-    )
+    earlier = read_earlier(path)
+    if earlier is None:
+        earlier = _begin(workspace, contract, key, ids, ErasureRequest(erased_by, why, datetime.now(UTC)))
+    workspace.subjects.note_names(contract.source, _names(workspace, contract))
     destroyed = workspace.subjects.destroy(ids)
-    # Trace the subject only now, to find events that landed or were judged meanwhile too.
-    of_subject = traced(workspace, contract.source, ids)
-    workspace.subjects.name_windows(contract.source, of_subject.windows)
-    windows = {window for named in of_subject.windows.values() for window in named}
+    # Trace the subject now, to find events that landed or were judged meanwhile too.
+    of_subject = _traced(workspace, contract, key, ids)
+    sealed = SealedEvents.of(workspace, contract.source)
+    windows = _name_windows(workspace, contract, ids, of_subject, sealed)
+    erase_in_sealed_windows(workspace, contract.source)
     waiting = windows_waiting(workspace, contract.source, windows)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
     swept, left_over = list[str](), list[Holding]()
@@ -117,33 +129,98 @@ def erase_subject(
         swept = sweep_former(workspace, contract.source, _tables(workspace, contract, of_subject))
         left_over = cells_left_over(workspace, contract, of_subject)
     others = by_other_keys(workspace, contract, of_subject, ids)
-    remains, in_versions = _remains(
-        workspace, contract, of_subject, _Remaining(cells, waiting, others, withdrawn, left_over)
-    )
+    # Of the files that were written meanwhile.
+    sealed = SealedEvents.of(workspace, contract.source)
+    not_found = _not_found(sealed, contract, of_subject)
+    in_sealed = sealed.windows_of([*cells, *left_over])
+    remaining = _Remaining(cells, waiting, others, withdrawn, left_over, in_sealed, not_found, len(swept))
+    remains, in_versions = _remains(workspace, contract, of_subject, remaining)
     uncovered = [each for each in _of_subject(withdrawn, contract, of_subject) if with_data(workspace, each)]
     state = COMPLETE
     if cells or waiting or left_over or uncovered:
         state = PENDING
-    elif of_subject.plain or others or in_versions:
+    elif of_subject.plain or others or not_found or in_versions:
         state = INCOMPLETE
-    document = {
-        "format_version": FORMAT_VERSION,
+    document = _head(contract, key, ids, earlier) | {
         "state": state,
+        # The ids are keyed hashes of the subject. By them a run sees that an older file of keys was restored.
+        "keys": {
+            "of_the_subject": len(ids),
+            "destroyed_now": destroyed,
+            "ids": sorted(each.hex() for each in ids),
+        },
+        "encrypted": tuple(of_subject.encrypted),
+        "after": what_became(workspace, earlier.before, [*cells, *left_over]),
+        "swept": tuple(sorted({*earlier.swept, *swept})),
+        "remains": remains,
+    }
+    write_certificate(path, document)
+    return _erased(path, state == COMPLETE, of_subject, remaining, remains)
+
+
+def _begin(
+    workspace: Workspace, contract: TableContract, key: str, ids: Collection[bytes], asked: ErasureRequest
+) -> Earlier:
+    """Write the first certificate and name the windows of the subject, before its keys are destroyed: if the
+    command is killed after that, both say what was begun."""
+    of_subject = _traced(workspace, contract, key, ids)
+    cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
+    earlier = Earlier(asked, tuple(cells), ())
+    _name_windows(workspace, contract, ids, of_subject, SealedEvents.of(workspace, contract.source))
+    remains = Remains()
+    remains.add(
+        "all of it",
+        [contract.full_name],
+        "this is written before the key is destroyed. If it stays so, the command was killed: give it again",
+    )
+    document = _head(contract, key, ids, earlier) | {
+        "state": PENDING,
+        "encrypted": tuple(of_subject.encrypted),
+        "after": what_became(workspace, cells, cells),
+        "swept": (),
+        "remains": tuple(remains.entries),
+    }
+    write_certificate(certificate_path(workspace, contract, b"".join(sorted(ids))), document)
+    return earlier
+
+
+def _name_windows(
+    workspace: Workspace,
+    contract: TableContract,
+    ids: Collection[bytes],
+    of_subject: Traced,
+    sealed: SealedEvents,
+) -> set[str]:
+    """Record which windows have rows of the subject; return them. Of sealed ones landing and raw do not say
+    which key encrypted what, so they are named for all keys ``ids``."""
+    in_sealed = sealed.windows_with(contract, of_subject)
+    named = {each: {*of_subject.windows.get(each, ()), *in_sealed} for each in ids}
+    workspace.subjects.name_windows(contract.source, named)
+    return {window for windows in named.values() for window in windows}
+
+
+def _head(contract: TableContract, key: str, ids: Collection[bytes], earlier: Earlier) -> dict[str, Any]:
+    """Return the members of a certificate that are the same each time it is written, but for when."""
+    return {
+        "format_version": FORMAT_VERSION,
         "source": contract.source,
         "table": contract.full_name,
         "subject": contract.subject.name if contract.subject else None,
         "key_sha256": key_hash(key),
-        "asked": before.asked,
-        "before": before.before,
+        "asked": earlier.asked,
+        "before": earlier.before,
         "looked_at": datetime.now(UTC),
-        "keys": {"of_the_subject": len(ids), "destroyed_now": destroyed},
-        "encrypted": tuple(of_subject.encrypted),
-        "after": what_became(workspace, before.before, [*cells, *left_over]),
-        "swept": tuple(sorted({*before.swept, *swept})),
-        "remains": remains,
+        "keys": {"of_the_subject": len(ids), "destroyed_now": 0},
     }
-    write_certificate(path, document)
-    return _erased(path, state == COMPLETE, of_subject, [*cells, *left_over], len(swept), remains)
+
+
+def _traced(workspace: Workspace, contract: TableContract, key: str, ids: Collection[bytes]) -> Traced:
+    """Return what landing and raw have of the subject; it is known by ``key`` too if that names it."""
+    of_subject = traced(workspace, contract.source, ids)
+    if contract.subject is not None and contract.key == (contract.subject.column,):
+        of_subject.rows.add((contract.schema, contract.table, key))
+        of_subject.subjects.add(json.loads(key)[0])
+    return of_subject
 
 
 def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -159,9 +236,17 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
     if contract.key == (contract.subject.column,):
         named = [(contract.source, contract.subject.name, json.loads(key)[0])]
     ids = workspace.subjects.ids_of([own, *named])
+    # Of sealed windows no image is left, but the key that its values landed by: backups may have them.
+    landed = workspace.subjects.known(ids[1:])
     others = workspace.subjects.living(row_ids.difference(ids[:1]))
-    if not row_ids and not traced(workspace, contract.source, ids).encrypted:
+    if not (row_ids or landed or traced(workspace, contract.source, ids).encrypted):
         # A mistyped key must not destroy the key of a subject that lands later.
+        if SealedEvents.of(workspace, contract.source).has_row(contract, key):
+            raise ErasureRefused(
+                f"Landing and raw have no image of that row of {contract.full_name} any more: retention has "
+                "removed them with their windows. So they cannot say whose the row is.",
+                fix=f"Erase by the table whose key {contract.subject.column} is: that erases this row too.",
+            )
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
@@ -182,7 +267,8 @@ class _Remaining:
     ``cells``: readable cells downstream of raw. ``waiting``: windows that are to be judged, again or for the
     first time. ``by_other_keys``: landed images of its rows that other keys encrypted. ``withdrawn``:
     withdrawn contracts of the source with personal values. ``left_over``: readable cells in files of no
-    version.
+    version. ``sealed``: sealed windows with some of ``cells``, which stay. ``not_found``: tables with sealed
+    windows in which rows of the subject cannot be found. ``swept``: how many files were swept now.
     """
 
     cells: Sequence[Holding]
@@ -190,6 +276,25 @@ class _Remaining:
     by_other_keys: Sequence[Holding]
     withdrawn: Sequence[TableContract]
     left_over: Sequence[Holding] = ()
+    sealed: Sequence[str] = ()
+    not_found: Sequence[TableContract] = ()
+    swept: int = 0
+
+
+def _names(workspace: Workspace, contract: TableContract) -> dict[str, str]:
+    """Return the tables of the source that share the subject of ``contract``, with the name of it."""
+    subjects = {each.full_name: each.subject for each in workspace.contracts.of_source(contract.source)}
+    return {
+        table: each.name
+        for table, each in subjects.items()
+        if each is not None and contract.subject is not None and each.name == contract.subject.name
+    }
+
+
+def _not_found(sealed: SealedEvents, contract: TableContract, of_subject: Traced) -> list[TableContract]:
+    """Return the tables in which nobody can find the rows of the subject in sealed windows."""
+    by_keys_alone = found_by_keys_alone(of_subject.contracts, contract.subject)
+    return [each for each in by_keys_alone if sealed.has_events_of(each)]
 
 
 def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[TableContract]:
@@ -229,8 +334,21 @@ def _remains(
         "cells that can be read",
         [each.path for each in remaining.cells],
         "their windows are not judged again yet, then give the command again; or they landed plain, then "
-        "erase the rows without --subject too, once they have ended; or retention has sealed their windows, "
-        "or the row had the value from another subject",
+        "erase the rows without --subject too, once they have ended; or the row had the value from another "
+        "subject",
+    )
+    remains.add(
+        "sealed windows with cells that can be read",
+        remaining.sealed,
+        "they could not be erased: the lake does not have whom such a row names, or it had the value from "
+        "another subject. No run judges these windows again, so this certificate stays pending",
+    )
+    remains.add(
+        "tables whose sealed windows were not searched",
+        [each.full_name for each in remaining.not_found],
+        "the lake does not have whom their rows name (pii changes the column, or its type is neither text "
+        "nor integer), and landing and raw have no images of sealed windows. What such rows hold can be read "
+        "as before, and no run changes it, so this certificate never becomes complete",
     )
     remains.add(
         "files that no table names",
@@ -276,16 +394,17 @@ def _erased(
     path: Path | None,
     complete: bool,
     of_subject: Traced,
-    cells: Sequence[Holding],
-    swept: int,
+    remaining: _Remaining,
     remains: tuple[dict[str, Any], ...],
 ) -> SubjectErased:
     return SubjectErased(
         path,
         complete,
-        sum(each.count for each in of_subject.encrypted if each.place == "landing"),
-        sum(each.count for each in cells),
+        of_subject.images,
+        sum(each.count for each in (*remaining.cells, *remaining.left_over)),
         tuple(sorted({window for windows in of_subject.windows.values() for window in windows})),
-        swept,
+        remaining.swept,
         remains,
+        tuple(remaining.waiting),
+        tuple(remaining.sealed),
     )

@@ -7,9 +7,10 @@ PostgreSQL's URL is a reference to an environment variable of the processes.
 from __future__ import annotations
 
 import json
+import os
 import re
-import shutil
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.private_folders import socket_folder
 from omnisupport_ingest.settings import STORAGE_URL, Settings
+
+TICKS_KEPT = timedelta(days=30)
+"""Ticks of sensors and schedules are kept so long; those that requested nothing, for a day."""
+
+_TICKS_PURGED = {"skipped": 1, **dict.fromkeys(("failure", "success", "started"), TICKS_KEPT.days)}
 
 RUN_LOGS_KEPT = timedelta(days=30)
 """How long the output of a run is kept; Dagster itself never deletes it."""
@@ -36,10 +42,15 @@ STORING = "omnisupport_ingest.defs.dagster_storage"
 
 BESIDE_TAG = "omnisupport/beside"
 """Run tag of runs that need no pool of an ingest run, so that ingest runs are launched beside them at
-once."""
+once. Its value says with which others they share places."""
 
-_BESIDE_AT_ONCE = 2
-"""Most such runs at once: a long one, such as a large history, and a short one."""
+BESIDE, TARGET, REVIEW = "true", "target", "review"
+"""Values of the tag: of syncs of targets, which may wait for a warehouse for hours; of reviews, for which a
+person waits; and of all others."""
+
+_AT_ONCE = {BESIDE: 2, TARGET: 1, REVIEW: 1}
+"""Most such runs at once: a long one, such as a large history, and a short one; a sync of a target; and a
+review, which takes seconds. Of the places in the queue, one is left for reviews and replays."""
 
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 _DRIVER = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
@@ -54,13 +65,30 @@ def write_dagster_home(settings: Settings, home: Home) -> None:
 
 
 def remove_old_run_logs(home: Home, *, older_than: timedelta = RUN_LOGS_KEPT) -> int:
-    """Delete the logs of runs that were last written longer than ``older_than`` ago; return how many."""
-    oldest = time.time() - older_than.total_seconds()
-    folders = [folder for folder in (home.logs / "runs").glob("*") if folder.stat().st_mtime < oldest]
-    for folder in folders:
-        # No failpoint: logs older than a month; what stays goes at the next start.
-        shutil.rmtree(folder, ignore_errors=True)
-    return len(folders)
+    """Delete the logs of runs and ticks that were last written longer than ``older_than`` ago, and folders
+    that nothing was written into for as long; return how many logs."""
+    oldest, removed = time.time() - older_than.total_seconds(), 0
+    for folder, folders, files in os.walk(home.logs / "runs", topdown=False):
+        # Removing a file makes its folder young, so the folder goes the next time.
+        old = [each for each in (Path(folder, name) for name in files) if _is_old(each, oldest)]
+        for each in old:
+            # No failpoint: logs older than a month; what stays goes the next time.
+            each.unlink(missing_ok=True)
+        removed += len(old)
+        for each in (Path(folder, name) for name in folders):
+            if _is_old(each, oldest):
+                with suppress(OSError):
+                    # It is not empty.
+                    each.rmdir()
+    return removed
+
+
+def _is_old(path: Path, oldest: float) -> bool:
+    try:
+        return path.stat().st_mtime < oldest
+    except FileNotFoundError:
+        # Another process removes old ones, too.
+        return False
 
 
 def write_workspace(home: Home, socket: Path) -> None:
@@ -118,7 +146,9 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
             "runs": {
                 "max_concurrent_runs": 4,
                 # All sources begin theirs at the same minute; ingest runs need the cores meanwhile.
-                "tag_concurrency_limits": [{"key": BESIDE_TAG, "limit": _BESIDE_AT_ONCE}],
+                "tag_concurrency_limits": [
+                    {"key": BESIDE_TAG, "value": value, "limit": limit} for value, limit in _AT_ONCE.items()
+                ],
             },
         },
         # A tick of a sensor waits for news, so one sensor must not wait for another.
@@ -141,8 +171,8 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
         # The sensors request again what is still missing; retries by Dagster would do the work twice.
         "run_retries": {"enabled": False},
         "retention": {
-            "sensor": {"purge_after_days": {"skipped": 1, "failure": 30, "success": 30, "started": 30}},
-            "schedule": {"purge_after_days": {"skipped": 1, "failure": 30, "success": 30, "started": 30}},
+            "sensor": {"purge_after_days": dict(_TICKS_PURGED)},
+            "schedule": {"purge_after_days": dict(_TICKS_PURGED)},
         },
         "compute_logs": {
             "module": "dagster._core.storage.local_compute_log_manager",

@@ -25,7 +25,6 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import (
     LOCATION,
     dagster_environment,
-    remove_old_run_logs,
     run_starter_socket,
     write_dagster_home,
     write_workspace,
@@ -96,7 +95,6 @@ def prepare_dagster(settings: Settings, home: Home) -> None:
     """Write the files that Dagster's services of ``home`` read at their start. Every start of a service calls
     it."""
     write_dagster_home(settings, home)
-    remove_old_run_logs(home)
     # No failpoint: scratch files, which the next command removes if this process is killed.
     _temporary(home).mkdir(mode=0o700, exist_ok=True)
     write_workspace(home, code_server_socket(home))

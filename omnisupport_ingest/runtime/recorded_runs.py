@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,9 +30,9 @@ _SECONDS = 0.3
 _POSTGRES_SECONDS = 2
 """Seconds to wait for a connection to PostgreSQL, and for each answer."""
 
-_RUNS_LOOKED_AT = 300
-"""Number of past runs among which a failed one is reported: hours, even if an ingest run comes every few
-seconds."""
+_REPORTED_FOR = timedelta(days=35)
+"""How long the failed last run of a job is reported: longer than the time between two runs of any job. A job
+that does not exist any more has no other run."""
 
 _GOING_ON = ("STARTED", "CANCELING", "STARTING", "NOT_STARTED", "QUEUED")
 """States of a run that has not ended, the most advanced first."""
@@ -80,7 +80,8 @@ class Recorded:
     ``runs``: all runs in progress, the started ones first, then the newest that have ended. ``failed_jobs``:
     for each job whose last ended run failed, that run; a run in progress does not change that. ``sensors``:
     the last tick of each. ``checks``: the last verdict of each. ``daemon_at``: when the daemon was last
-    alive; None before its first start.
+    alive; None before its first start. ``unread``: what could not be read, and is left
+    out (run, sensor, check).
     """
 
     runs: tuple[RunSeen, ...]
@@ -88,6 +89,7 @@ class Recorded:
     sensors: tuple[SensorSeen, ...]
     checks: tuple[CheckSeen, ...]
     daemon_at: datetime | None
+    unread: tuple[str, ...] = ()
 
     @property
     def failed_checks(self) -> tuple[CheckSeen, ...]:
@@ -129,13 +131,22 @@ def recorded(folder: Path, storage: SecretStr | None = None, *, most: int = 5) -
     runs, ticks = folder / "history" / "runs.db", folder / "schedules" / "schedules.db"
     if not runs.is_file():
         return None
-    return Recorded(
-        runs=tuple(_query(runs, lambda each: _runs(each, most))),
-        failed_jobs=tuple(_query(runs, _failed_jobs)),
-        sensors=tuple(_query(ticks, _sensors)),
-        checks=tuple(_query(folder / "history" / "runs" / "index.db", _checks)),
-        daemon_at=next(iter(_query(runs, _heartbeat)), None),
-    )
+    checks = folder / "history" / "runs" / "index.db"
+    files = (runs, runs, ticks, checks, runs)
+    return _of_parts([_query(file, part) for file, part in zip(files, _parts(most), strict=True)])
+
+
+def _parts(most: int) -> tuple[Callable[[_Ask], Iterator[Any]], ...]:
+    """Return what finds each part of the records, in the order of the fields of ``Recorded``."""
+    return (lambda ask: _runs(ask, most)), _failed_jobs, _sensors, _checks, _heartbeat
+
+
+def _of_parts(found: Sequence[Sequence[Any] | None]) -> Recorded:
+    """Return the records; a part is None if it could not be read."""
+    runs, failed_jobs, sensors, checks, beats = (tuple(each or ()) for each in found)
+    kinds = zip(("run", "run", "sensor", "check", "heartbeat"), found, strict=True)
+    unread = tuple(dict.fromkeys(kind for kind, part in kinds if part is None and kind != "heartbeat"))
+    return Recorded(runs, failed_jobs, sensors, checks, next(iter(beats), None), unread)
 
 
 _Ask = Callable[..., Iterable[Any]]
@@ -144,14 +155,15 @@ _Ask = Callable[..., Iterable[Any]]
 _UNREADABLE = (Unreadable, LookupError, TypeError, ValueError)
 
 
-def _query(file: Path, read: Callable[[_Ask], Iterator[Any]]) -> Sequence[Any]:
+def _query(file: Path, read: Callable[[_Ask], Iterator[Any]]) -> Sequence[Any] | None:
+    """Return what ``read`` finds; nothing before Dagster has made the table, None if it cannot be read."""
     if not file.is_file():
         return ()
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_SECONDS)) as connection:
             return list(read(connection.execute))
-    except (sqlite3.Error, *_UNREADABLE):
-        return ()
+    except (sqlite3.Error, *_UNREADABLE) as error:
+        return () if "no such table" in str(error) else None
 
 
 def daemon_seen(folder: Path, storage: SecretStr | None = None) -> datetime | None:
@@ -160,25 +172,16 @@ def daemon_seen(folder: Path, storage: SecretStr | None = None) -> datetime | No
     ``folder`` and ``storage``: as of ``recorded``.
     """
     if storage is None:
-        return next(iter(_query(folder / "history" / "runs.db", _heartbeat)), None)
-    return _asked_of_postgres(storage, lambda read: next(iter(read(_heartbeat)), None))
+        return next(iter(_query(folder / "history" / "runs.db", _heartbeat) or ()), None)
+    return _asked_of_postgres(storage, lambda read: next(iter(read(_heartbeat) or ()), None))
 
 
 def _of_postgres(storage: SecretStr, most: int) -> Recorded | None:
-    return _asked_of_postgres(
-        storage,
-        lambda read: Recorded(
-            runs=read(lambda each: _runs(each, most)),
-            failed_jobs=read(_failed_jobs),
-            sensors=read(_sensors),
-            checks=read(_checks),
-            daemon_at=next(iter(read(_heartbeat)), None),
-        ),
-    )
+    return _asked_of_postgres(storage, lambda read: _of_parts([read(part) for part in _parts(most)]))
 
 
-_Read = Callable[[Callable[[_Ask], Iterator[Any]]], tuple[Any, ...]]
-"""Returns what a function finds with its queries; nothing if that cannot be read."""
+_Read = Callable[[Callable[[_Ask], Iterator[Any]]], Sequence[Any] | None]
+"""Returns what a function finds with its queries, as ``_query`` does."""
 
 
 def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T | None:
@@ -195,11 +198,13 @@ def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T
                 cursor.execute(sql.replace("?", "%s"), parameters)
                 return list(cursor.fetchall())
 
-            def read(of: Callable[[_Ask], Iterator[Any]]) -> tuple[Any, ...]:
+            def read(of: Callable[[_Ask], Iterator[Any]]) -> Sequence[Any] | None:
                 try:
                     return tuple(of(ask))
-                except (psycopg2.Error, *_UNREADABLE):
+                except psycopg2.errors.UndefinedTable:
                     return ()
+                except (psycopg2.Error, *_UNREADABLE):
+                    return None
 
             return questions(read)
     except psycopg2.Error:
@@ -216,11 +221,11 @@ def _runs(ask: _Ask, most: int) -> Iterator[RunSeen]:
     yield from _ended(ask, most)
 
 
-def _ended(ask: _Ask, most: int) -> Iterator[RunSeen]:
+def _ended(ask: _Ask, most: int, where: str = "true", *values: str) -> Iterator[RunSeen]:
     states = ", ".join("?" for _ in _GOING_ON)
     rows = ask(
-        f"SELECT {_COLUMNS} FROM runs WHERE status NOT IN ({states}) ORDER BY id DESC LIMIT ?",
-        [*_GOING_ON, most],
+        f"SELECT {_COLUMNS} FROM runs WHERE status NOT IN ({states}) AND {where} ORDER BY id DESC LIMIT ?",
+        [*_GOING_ON, *values, most],
     )
     yield from _seen(rows)
 
@@ -232,10 +237,15 @@ def _seen(rows: Iterable[Any]) -> Iterator[RunSeen]:
 
 
 def _failed_jobs(ask: _Ask) -> Iterator[RunSeen]:
-    newest: dict[str, RunSeen] = {}
-    for run in _ended(ask, _RUNS_LOOKED_AT):
-        newest.setdefault(run.job, run)
-    yield from (run for run in newest.values() if run.failed)
+    # A query for each job, which walks its index from the newest run on: the rows are large.
+    since = datetime.now(UTC) - _REPORTED_FOR
+    for (job,) in list(ask("SELECT DISTINCT pipeline_name FROM runs ORDER BY pipeline_name")):
+        # The runs of backfills are those of a job of their own (``RunSeen.job``).
+        kinds = ("true",) if not job.startswith("__") else ("backfill_id IS NULL", "backfill_id IS NOT NULL")
+        for kind in kinds:
+            for run in _ended(ask, 1, f"pipeline_name = ? AND {kind}", job):
+                if run.failed and (run.ended is None or run.ended > since):
+                    yield run
 
 
 def _sensors(ask: _Ask) -> Iterator[SensorSeen]:

@@ -40,6 +40,9 @@ _ERROR = re.compile(
     r"(?:^|[\s\[-])(?:ERROR|CRITICAL|FATAL|PANIC)\b"
     r"|^(?:Error|Refused): |^Traceback \(most recent call last\)|^Fix:|^Exception in thread"
 )
+_PASSING = re.compile(r"FATAL:  the database system is (?:starting up|shutting down|not yet accepting)")
+"""What PostgreSQL answers while it starts and stops: our own start asks until it is ready."""
+
 _CONTINUES = re.compile(
     r"\s|$|- |\+ |Fix:|Trying again in |Traceback \(|Caused by: |Suppressed: |During handling of the above"
     r"|The above exception was|\.\.\. \d+ more"
@@ -109,7 +112,7 @@ def last_errors(log: ServiceLog, count: int) -> list[list[str]]:
     return blocks
 
 
-class Follower:
+class LogFollower:
     """Follows a log through its rotations; a context manager."""
 
     def __init__(self, log: ServiceLog, *, from_start: bool = False) -> None:
@@ -229,7 +232,8 @@ class Entries:
             yield from self.rest()
         if not self._lines:
             self._timed = _TIME.match(line) is not None
-        self._is_error = self._is_error or _ERROR.search(line) is not None
+        is_error = _ERROR.search(line) is not None and not (self._timed and _PASSING.search(line))
+        self._is_error = self._is_error or is_error
         self._look_for_an_end(line)
         if len(self._lines) < LONGEST:
             self._lines.append(line)

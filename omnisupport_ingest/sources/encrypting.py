@@ -42,8 +42,9 @@ from omnisupport_ingest.contracts.subject_keys import (
 )
 from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.rows import EVENT_SCHEMA, UNREAD, Division, LandedEvent
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import UNREAD
 from omnisupport_ingest.sources.encrypting_apart import EncryptingProcess, KnownKeys
 
 _IMAGES = ("before", "after")

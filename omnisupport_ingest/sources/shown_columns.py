@@ -64,19 +64,20 @@ def schema_by_name(
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """Rows of a batch with the same columns. ``at``: the time of the newest. ``place``: where the first is,
-    in words."""
+    in words. ``partial``: they may leave columns out."""
 
     at: datetime
     rows: int
     place: str
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
     """Records the columns in the rows of a source, before the rows land in ``epoch``.
 
-    ``learned``: as of ``recording.record``. ``partial``: a row may leave columns out. ``now``: no row counts
-    as newer than this.
+    ``learned``: as of ``recording.record``. ``partial``: every row may leave columns out. ``now``: no row
+    counts as newer than this.
     """
 
     changes: SchemaChanges
@@ -91,7 +92,7 @@ class Recorder:
         known = self.changes.tables().get(contract.name)
         if known is not None and known.at is not None and at <= known.at:
             return
-        if self.partial and known is not None:
+        if (self.partial or rows.partial) and known is not None:
             there = {each.name for each in columns}
             if any(each.personal and each.name not in there for each in contract.source_columns):
                 # A personal column is missing: the row may leave it out, or a new column may be it under
@@ -115,7 +116,7 @@ def live_schema(contract: TableContract, seen: SeenTable) -> LiveSchema:
         for each in seen.columns
     )
     live = LiveTable(contract.schema, contract.table, "r", "p", "d", None, None, None, columns, ())
-    return LiveSchema(live, seen, tells_defaults=False)
+    return LiveSchema(live, seen)
 
 
 def live_as_contracted(

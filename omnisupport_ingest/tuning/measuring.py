@@ -31,7 +31,7 @@ from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.completeness import incomplete_now
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import figures
 from omnisupport_ingest.report.facts import source_facts
@@ -42,9 +42,9 @@ from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import ServiceFailed, Supervisor
 from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn, slot_facts
 from omnisupport_ingest.tuning.points import Percentiles, Point, Setting
 from omnisupport_ingest.verify import services
@@ -230,7 +230,8 @@ def _point(platform: Measured, setting: Setting, began: datetime, traffic: _Traf
     workspace, source = platform.workspace, platform.settings.source
     facts = source_facts(workspace, source, most=_MOST_BATCHES)
     since = [] if facts is None else [each for each in facts.batches if each.landed_at >= began]
-    last = max((each.landed_at for each in since if each.events), default=None)
+    streamed = [each for each in since if each.kind == "stream"]
+    last = max((each.landed_at for each in streamed if each.events), default=None)
     if facts is None or last is None:
         own = platform.load.rate is None
         raise MeasuringFailed(
@@ -241,7 +242,7 @@ def _point(platform: Measured, setting: Setting, began: datetime, traffic: _Traf
             "longer: --seconds.",
         )
     # What capture landed while nothing committed any more is no cost of the traffic.
-    taken = tuple(each for each in since if each.landed_at <= last and each.kind == "stream")
+    taken = tuple(each for each in streamed if each.landed_at <= last)
     measured = replace(facts, batches=taken)
     store = workspace.landing(source)
     to_dimension = figures.to_dimension(measured) if platform.load.to_dimension else []

@@ -27,7 +27,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import checkpoints
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import encode
 from omnisupport_ingest.runtime.environment import settings_environment

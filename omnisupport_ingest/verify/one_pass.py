@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.home_lock import HomeInUse, HomeLock
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeInUse, HomeLock, holder
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.verify import services
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.landing.manifest import Manifest
-    from omnisupport_ingest.layers.pending import Pending
+    from omnisupport_ingest.layers.scheduling.pending import Pending
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.position import Lsn
     from omnisupport_ingest.verify.proof import Proof
@@ -74,13 +74,13 @@ class OnePass:
     def start_source(self, source: Settings) -> None:
         """Start the embedded server if ``source`` is in it and it does not run; then connect to ``source``.
 
-        Raises ``BadDsn``, and ``SourceUnavailable`` if a configured source does not answer.
+        Raises ``BadDsn``, and ``SourceUnavailable`` if a configured source does not answer, or if the source
+        was captured from one that the settings do not name now.
         """
-        from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+        from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server, source_dsn
         from omnisupport_ingest.sources.postgres.session.connection import connect
-        from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
-        if source.source_dsn is None and not EmbeddedPostgres(self.home.postgres).running:
+        if source.source_dsn is None and not embedded_server(source, self.home).running:
             services.start_source(self.supervisor, self.settings, self.home, self.say)
         connect(source_dsn(source, self.home)).close()
 
@@ -158,7 +158,7 @@ class OnePass:
         return self._runs.run(request)
 
     def _materialize(self, workspace: Workspace, source: str) -> list[FinishedRun]:
-        from omnisupport_ingest.layers.pending import pending_windows
+        from omnisupport_ingest.layers.scheduling.pending import pending_windows
 
         done: list[FinishedRun] = []
         before: Pending | None = None
@@ -233,8 +233,8 @@ def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced
 
     ``comparison``: ``NONE``, ``IN_SAMPLE`` or ``FULL``. Raises the errors of capture, runs and comparison.
     """
+    from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
     from omnisupport_ingest.verify.proof import SAMPLE, prove
 
@@ -260,18 +260,22 @@ def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced
     return Synced(settings.source, until, landed, runs, proof)
 
 
+_UNDER_UP = (
+    "There is nothing to do: capture and sensor of the platform take everything in, and `omnisupport-ingest "
+    "verify` proves it."
+)
+_BESIDE_ANOTHER = "Run this command again when that has ended."
+
+
 @contextmanager
 def _locked(home: Home, command: str) -> Iterator[None]:
     lock = HomeLock(home, command)
     try:
         lock.__enter__()
     except HomeInUse as error:
-        raise HomeInUse(
-            error.problem,
-            fix="If it is `up`, there is nothing to do: its capture and its sensor take everything in, and "
-            "`omnisupport-ingest verify` proves it. If it is another pass, run this command when that has "
-            "ended.",
-        ) from None
+        other = holder(home)
+        platform = other is None or other.command in ("up", DAEMON_HOLDS)
+        raise HomeInUse(error.problem, fix=_UNDER_UP if platform else _BESIDE_ANOTHER) from None
     try:
         yield
     finally:
@@ -281,7 +285,7 @@ def _locked(home: Home, command: str) -> Iterator[None]:
 def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, str]:
     """Return the tags of a run that replays those of ``windows`` in which late events landed."""
     from omnisupport_ingest.defs import keys
-    from omnisupport_ingest.layers.late_replay import LateReplay
+    from omnisupport_ingest.layers.scheduling.late_replay import LateReplay
 
     arrivals = tuple(each for each in pending.late if windows.first <= each.window <= windows.last)
     replay = LateReplay(source, arrivals)
@@ -293,7 +297,7 @@ def late_tags(source: str, pending: Pending, windows: WindowRange) -> dict[str, 
 
 
 def _ranges(workspace: Workspace, windows: Iterable[str]) -> tuple[WindowRange, ...]:
-    from omnisupport_ingest.layers.run_requests import plan_runs
+    from omnisupport_ingest.layers.scheduling.run_requests import plan_runs
 
     # The pass has the home to itself: no run is in progress, and the newest partition is the open window.
     newest = workspace.grid.truncate(datetime.now(UTC)).strftime(KEY_FORMAT)

@@ -19,10 +19,10 @@ from omnisupport_ingest import progress
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.checkpoints import Counts
-from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms
-from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.events.event_copies import duplicates_in_other_forms
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.histories.consumed_events import files_named
 from omnisupport_ingest.layers.removed import Removed
-from omnisupport_ingest.layers.taken_in import files_named
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.processes import scratch_folder
@@ -165,7 +165,7 @@ def prove(
         TableIncomplete: a table has no state at the LSN, because its snapshot was read later.
     """
     from omnisupport_ingest.read.protected_rows import protect_rows
-    from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+    from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
     from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
 
@@ -218,7 +218,7 @@ class _Wait:
             advance(self._lsn)
 
     def _is_over(self) -> bool:
-        from omnisupport_ingest.layers.pending import pending_windows
+        from omnisupport_ingest.layers.scheduling.pending import pending_windows
 
         landed = self._landed()
         if landed is None or landed < self._lsn:
@@ -249,9 +249,9 @@ class _Wait:
         """Whether the dimension shows the net changes that were the newest when the wait began, or waits for
         something other than a run that has written net changes and not yet the dimension."""
         from omnisupport_ingest.lake.layout import WHOLE_TABLE
-        from omnisupport_ingest.layers.delayed_merge import waiting_merge
-        from omnisupport_ingest.layers.retyping import waiting
-        from omnisupport_ingest.layers.shown import newer_windows
+        from omnisupport_ingest.layers.dimension.delayed_merge import waiting_merge
+        from omnisupport_ingest.layers.dimension.shown_net_changes import newer_windows
+        from omnisupport_ingest.layers.type_changes import waiting
 
         # The dimension is read first: the net changes that it names then exist when they are read.
         dimension = self._workspace.dimension(contract).look()
@@ -286,8 +286,8 @@ def _merge_what_waits(
 ) -> None:
     """Make the merges that a contract delays: only the dimensions are compared."""
     from omnisupport_ingest.lake.layout import WHOLE_TABLE
-    from omnisupport_ingest.layers import dimensions
-    from omnisupport_ingest.layers.delayed_merge import waiting_merge
+    from omnisupport_ingest.layers.dimension import dimensions
+    from omnisupport_ingest.layers.dimension.delayed_merge import waiting_merge
 
     for contract in contracts:
         net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
@@ -315,16 +315,16 @@ def _compare(
     lsn: Lsn,
     sample: int | None,
 ) -> Comparison:
-    from omnisupport_ingest.layers.taken_in import DimensionVersion
+    from omnisupport_ingest.layers.histories.consumed_events import DimensionVersion
     from omnisupport_ingest.read.brought_forward import MovedOn
     from omnisupport_ingest.read.compare import Sample, changed_since, compare
 
     contract, rows = expected.contract, expected.rows
-    dimension = DimensionVersion.newest(workspace, contract)
-    # Checked again for the fixed version: a snapshot of the table may have landed meanwhile.
-    _require_complete(workspace, contract.source, [contract], lsn)
     epoch = workspace.landing(contract.source).current_epoch()
     assert epoch is not None
+    dimension = DimensionVersion.newest(workspace, contract, epoch.number, lsn)
+    # Checked again for the fixed version: a snapshot of the table may have landed meanwhile.
+    _require_complete(workspace, contract.source, [contract], lsn)
     chosen = Sample(rows.below, dimension.accepted, dimension.withheld, epoch.number, lsn.value)
     by_key, of_the_table = changed_since(contract, chosen)
     if not of_the_table and (sample is not None or not by_key):

@@ -49,7 +49,7 @@ def start_source(
     Raises ``HomeInUse`` if a person runs the server by hand.
     """
     from omnisupport_ingest.demo.domains import embedded_domain
-    from omnisupport_ingest.sources.postgres.session.dsn import embedded_server
+    from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server
 
     server = embedded_server(settings, home)
     lock_holder = holder(home, EMBEDDED_SERVER)
@@ -72,10 +72,13 @@ def start_source(
 def check_source(settings: Settings, home: Home, warn: Say) -> None:
     """Raise the problem that a person must fix at the log of ``settings`` before its capture can start.
 
-    A source that does not answer only causes a warning, because capture tries again. The embedded source is
-    not checked.
+    A source that does not answer only causes a warning, because capture tries again. Of the embedded source
+    only this is checked: that it does not take over from a configured one.
     """
     if settings.source_dsn is None:
+        from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server
+
+        embedded_server(settings, home)
         return
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.postgres.capture.capture import Capture

@@ -23,7 +23,7 @@ from omnisupport_ingest.contracts.model import Subject, TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.layers.deduped import to_judge
+from omnisupport_ingest.layers.events.deduped import to_judge
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.layers.test_event_copies import NOON, WINDOW, marked, written

@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, Split, encrypt_images
 from omnisupport_ingest.contracts.model import Column, Default, Subject
 from omnisupport_ingest.contracts.protection import Secrets
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest_tests.cdc.test_rule_policies import CONTRACT, judged, judging_rules, marked
 
@@ -27,6 +28,17 @@ ENCRYPTED = replace(
 OPENED, SOLVED = "2026-11-21 09:00:00+00", "2026-11-21 11:00:00+00"
 
 
+def landed_images(events: pa.RecordBatch, keys: SubjectKeys) -> pa.StringArray:
+    """The new images of ``events`` as they land, encrypted by the keys of their subjects."""
+    return encrypt_images(
+        events.column("after"),
+        events.column("key"),
+        Split(readable_columns(ENCRYPTED), "id"),
+        ENCRYPTED.full_name.encode(),
+        lambda whose: keys.keys_of([("desk", "person", text) for _, text in whose]),
+    )
+
+
 @pytest.mark.parametrize("few", [0, FEW])
 def test_a_subject_that_is_erased_breaks_no_rule_of_several_columns(tmp_path: Path, few: int) -> None:
     keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
@@ -36,13 +48,7 @@ def test_a_subject_that_is_erased_breaks_no_rule_of_several_columns(tmp_path: Pa
         for number in range(1, 5)
     ]
     events = marked(images, ["a"] * 4)
-    landed = encrypt_images(
-        events.column("after"),
-        events.column("key"),
-        Split(readable_columns(ENCRYPTED), "id"),
-        ENCRYPTED.full_name.encode(),
-        lambda whose: keys.keys_of([("desk", "person", text) for _, text in whose]),
-    )
+    landed = landed_images(events, keys)
     assert all(MARK in each for each in landed.to_pylist())
     events = events.set_column(events.schema.get_field_index("after"), "after", landed)
     (key,) = keys.keys_of([("desk", "person", "2")])
@@ -61,6 +67,26 @@ def test_a_subject_that_is_erased_breaks_no_rule_of_several_columns(tmp_path: Pa
     assert judged(events, by, few).column("rules").to_pylist() == [["solved_after_opened"]] * 4
 
 
+@pytest.mark.parametrize("few", [0, FEW])
+def test_a_subject_that_is_erased_lacks_no_column_that_its_contract_waits_for(
+    tmp_path: Path, few: int
+) -> None:
+    keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
+    full: dict[str, str | None] = {each.name: None for each in ENCRYPTED.source_columns}
+    images = [full | {"id": str(number), "owner": "boss", "opened": OPENED} for number in (1, 2, 3)]
+    del images[2]["owner"]
+    events = marked(images, ["a"] * 3)
+    landed = landed_images(events, keys)
+    events = events.set_column(events.schema.get_field_index("after"), "after", landed)
+    columns = {ENCRYPTED.table_name: RowColumns.of(ENCRYPTED, bare=False)}
+    by = replace(judging_rules(contract=ENCRYPTED, secrets=Secrets(subjects=keys)), row_columns=columns)
+    verdicts = ["accepted", "accepted", "quarantined"]
+    assert judged(events, by, few).column("verdict").to_pylist() == verdicts
+    (key,) = keys.keys_of([("desk", "person", "2")])
+    keys.destroy([key.id])
+    assert judged(events, by, few).column("verdict").to_pylist() == verdicts
+
+
 def test_a_column_that_was_not_named_yet_is_null_once_its_subject_is_erased(tmp_path: Path) -> None:
     """What no contract names lands encrypted; then the contract learns it, with a default for older rows."""
     keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
@@ -71,13 +97,7 @@ def test_a_column_that_was_not_named_yet_is_null_once_its_subject_is_erased(tmp_
         for number in range(1, 5)
     ]
     events = marked(images, ["a"] * 4)
-    landed = encrypt_images(
-        events.column("after"),
-        events.column("key"),
-        Split(readable_columns(ENCRYPTED), "id"),
-        ENCRYPTED.full_name.encode(),
-        lambda whose: keys.keys_of([("desk", "person", text) for _, text in whose]),
-    )
+    landed = landed_images(events, keys)
     assert "high" not in str(landed.to_pylist())
     events = events.set_column(events.schema.get_field_index("after"), "after", landed)
     keys.destroy(key.id for key in keys.keys_of([("desk", "person", "2"), ("desk", "person", "4")]))

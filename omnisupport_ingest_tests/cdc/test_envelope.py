@@ -14,7 +14,18 @@ from omnisupport_ingest.lake.schema import arrow_schema
 
 TEXTS = (None, "", "a", "\x00", "é" * 3, "x" * 31, "y" * 32, "z" * 33, '{"id":"1"}', "𝄞 clef " * 40)
 MANY_TEXTS = (*TEXTS, *(f"text number {number}" for number in range(20)))
+IDENTITIES = (None, '["odd","1"]', '["odd","2"]', '["kept out","row",3,"a"]', '["public","notes","[1]"]')
 NUMBERS = (0, 1, -1, 2**31 - 1, 2**62, -(2**63), 2**63 - 1)
+
+
+def test_of_what_could_not_be_read_the_identity_says_which_event_it_is() -> None:
+    same = {"epoch": 1, "commit_lsn": 0, "ordinal": 7, "op": "u", "source_schema": "s", "source_table": "t"}
+    rows = [{**same, "identity": identity} for identity in IDENTITIES]
+    hashes = event_hashes(
+        pa.Table.from_pylist(rows, schema=arrow_schema(LANDED_TYPE, without=()))
+    ).to_pylist()
+    assert len(set(hashes)) == 4
+    assert hashes[0] == hashes[-1]
 
 
 def test_spark_and_whole_columns_give_an_event_the_same_hash(spark: SparkSession) -> None:
@@ -35,6 +46,7 @@ def test_spark_and_whole_columns_give_an_event_the_same_hash(spark: SparkSession
             "after": rng.choice(MANY_TEXTS),
             "unchanged": rng.choice((None, [], ["b", "a"], ["é", "z", None], [""])),
             "moved_from_key": rng.choice(MANY_TEXTS),
+            "identity": rng.choice(IDENTITIES),
         }
         for _ in range(2_000)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_fold import fold_groups
 from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.images import is_whole, read_image
-from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
     MALFORMED,
     ROW_RULE,
@@ -31,6 +32,7 @@ SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("window", "op", "source_schema", "source_table", "key")),
         *((name, pa.string()) for name in ("before", "after", "moved_from_key", "batch_id", "envelope")),
+        ("identity", pa.string()),
         *((name, pa.int64()) for name in ("commit_lsn", "ordinal", "event_hash", "file_row", "copy")),
         *((name, pa.int32()) for name in ("epoch", "newest_epoch_before")),
         *((name, TIME) for name in ("source_ts", "watermark_before", "landed_at")),
@@ -93,11 +95,12 @@ def test_any_image_is_judged_and_folded_and_the_row_beside_it_is_accepted(
     erased = Erasures({("public", "parcels", key_hash('["2"]')): (Span(None, (1, 1, 9)),)})
     judging_rules = JudgingRules(RULES.contracts, RULES.decisions, RULES.window_length, erasures=erased)
     batch = pa.RecordBatch.from_pylist([good, event(2, odd), update], SCHEMA)
-    assert pa.Table.from_batches(judge_and_erase([batch], judging_rules))["erased"].to_pylist() == [
-        False,
-        True,
-        False,
-    ]
+    left, landed = (
+        [row["after"] for row in rows.to_pylist()]
+        for rows in (pa.Table.from_batches(judge_batches([batch], judging_rules)), batch)
+    )
+    assert (left[0], left[2]) == (landed[0], landed[2])
+    assert left[1] is None or set(json.loads(left[1])) <= {"id"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.ordinary_fold import integer_keys
-from omnisupport_ingest.layers.fold_tasks import Share, of_share, parts_agree, stretches_of
+from omnisupport_ingest.layers.dimension.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
 from omnisupport_ingest_tests.examples import examples

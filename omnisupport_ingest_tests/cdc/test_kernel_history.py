@@ -80,6 +80,23 @@ def test_every_version_of_any_events_is_the_oracles(seed: int, cut: Cut) -> None
     assert made(events, cut) == Counter(versions(events, SHAPE))
 
 
+@settings(max_examples=examples(200))
+@given(randoms, cuts)
+def test_rows_at_the_position_of_a_truncate_or_snapshot_end_stand_above_it(seed: int, cut: Cut) -> None:
+    """A log without an order inside one position has a truncate and what was inserted after it there."""
+    rng = Random(seed)
+    events = with_rows_at_ends(any_events(rng), rng)
+    ends = {event.at for event in events if event.key is None}
+
+    def unnamed(version: Version) -> Version:
+        # The oracle does not say which of several events of one position opens or closes a version.
+        opened_by = "" if version.opened_at in ends else version.opened_by
+        closed_by = "" if version.closed_at in ends else version.closed_by
+        return replace(version, opened_by=opened_by, closed_by=closed_by)
+
+    assert Counter(map(unnamed, made(events, cut))) == Counter(map(unnamed, versions(events, SHAPE)))
+
+
 @settings(max_examples=examples(150))
 @given(randoms, cuts)
 def test_every_version_of_what_a_database_sent_is_the_oracles(seed: int, cut: Cut) -> None:
@@ -126,6 +143,23 @@ class TestNaming:
         assert set(found.values()) == {1}
         in_order = sorted(found, key=lambda version: (version.opened_at, version.key))
         return [(each.key[1], each.opened_by, each.closed_by, dict(each.values)) for each in in_order]
+
+    @pytest.mark.parametrize(("end", "op"), [("t", "c"), ("t", "u"), ("b", "r")])
+    @pytest.mark.parametrize("withheld", [False, True])
+    def test_a_truncate_or_snapshot_end_closes_what_is_below_its_position(
+        self, end: str, op: str, withheld: bool
+    ) -> None:
+        events = [
+            event(3, "c", "1", **{LONG: "old"}),
+            replace(event(5, end, None), identity=end, after=None, quarantined=withheld),
+            replace(event(5, op, "1", **{LONG: "new"}), identity="1"),
+            replace(event(5, op, "2", **{LONG: "two"}), identity="2"),
+        ]
+        assert self.versions(*events) == [
+            ("1", "c", end, {LONG: "old"}),
+            ("1", op, None, {LONG: "new"}),
+            ("2", op, None, {LONG: "two"}),
+        ]
 
     def test_changes_of_one_transaction_are_versions_of_their_own(self) -> None:
         assert self.versions(
@@ -206,6 +240,31 @@ def any_events(rng: Random) -> list[Event]:
     events = lanes.with_distinct_times(lanes.in_one_lane(histories.soup(rng)))
     accepted = {event.at for event in events if not event.quarantined}
     return [event for event in events if not (event.quarantined and event.at in accepted)]
+
+
+def with_rows_at_ends(events: list[Event], rng: Random) -> list[Event]:
+    """Return ``events`` with events of rows at the positions of truncates and snapshot ends, some in
+    quarantine, but not where the end is."""
+    keys = sorted({event.key for event in events if event.key is not None})
+    found = [event if event.key is not None else replace(event, identity=event.op) for event in events]
+    for at, end in {event.at: event for event in events if event.key is None}.items():
+        for key in rng.sample(keys, rng.randint(0, len(keys))):
+            op = rng.choice("ccrud")
+            values = {name: f"{op} {at}" for name in SHAPE.columns if rng.random() < 0.7}
+            row = Event(
+                at,
+                op,
+                SHAPE.name,
+                key,
+                end.source_ts,
+                after=None if op == "d" else values,
+                unchanged=frozenset() if op == "d" else frozenset(SHAPE.columns).difference(values),
+                quarantined=not end.quarantined and rng.random() < 0.2,
+                identity=f"{op} {key}",
+            )
+            found.append(row)
+    rng.shuffle(found)
+    return found
 
 
 def made(events: Sequence[Event], cut: Cut) -> Counter[Version]:

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, ordinary
-from omnisupport_ingest.cdc.erasing import ERASED, Erasures, Span, key_hash
-from omnisupport_ingest.cdc.judging import ADDED, JudgingRules, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
+from omnisupport_ingest.cdc.judging import ADDED, JudgingRules, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
     JUDGED,
     SCENARIOS,
@@ -32,6 +32,7 @@ from omnisupport_ingest.contracts.decision_table import (
     load_decision_table,
 )
 from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.cdc.kernels import key_text
 from omnisupport_ingest_tests.examples import examples
@@ -66,7 +67,7 @@ _SCHEMA = pa.schema(
             pa.field(name, pa.string())
             for name in ("window", "op", "key", "moved_from_key", "before", "after", "envelope", "batch_id")
         ),
-        *(pa.field(name, pa.string()) for name in ("source_schema", "source_table")),
+        *(pa.field(name, pa.string()) for name in ("source_schema", "source_table", "identity")),
         *(pa.field(name, pa.int32()) for name in ("copy", "epoch", "newest_epoch_before")),
         *(
             pa.field(name, pa.int64())
@@ -135,17 +136,14 @@ def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -
     table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
     rows = [
         row
-        for batch in judge_and_erase(table.to_batches(4), replace(both.kernel, erasures=erasures))
+        for batch in judge_batches(table.to_batches(4), replace(both.kernel, erasures=erasures))
         for row in batch.to_pylist()
     ]
     assert len(rows) == len(due)
     for row in rows:
         verdict = due[row["number"]]
         kept, unreadable = verdict.kept, verdict.delivery.unreadable
-        assert (row["verdict"], row["reason"], row[ERASED]) == (
-            *(verdict.verdict, verdict.reason),
-            verdict.erased,
-        )
+        assert (row["verdict"], row["reason"]) == (verdict.verdict, verdict.reason)
         assert row["envelope"] == (None if verdict.erased else "as delivered")
         if verdict.erased and unreadable is not None:
             assert (row["before"], row["after"]) == (None, None)
@@ -239,6 +237,10 @@ def _spoiled(event: Event) -> bool:
 
 def _long(rng: Random, event: Event) -> Event:
     table = UNKNOWN if event.at.commit_lsn == 4 else event.table
+    if event.after is not None and event.at.ordinal % 3 == 1:
+        event = replace(event, after={**event.after, "more": "m"})
+    elif event.unchanged and event.at.commit_lsn == 2:
+        event = replace(event, unchanged=event.unchanged | {"more"})
     return replace(event, table=table, key=None if event.at.ordinal == 8 and event.op == "u" else event.key)
 
 
@@ -249,15 +251,25 @@ def drawn_rules(rng: Random, deliveries: Sequence[Delivery]) -> BothRules:
     for name in JUDGED:
         if rng.random() < 0.4:
             decisions[name] = Decision(name, rng.choice(SCENARIOS[name].actions), rng.random() < 0.5, "")
-    reviews = {each.key: rng.choice(("release", "discard")) for each in deliveries if rng.random() < 0.15}
+    decided = ("release", "discard", "discard copies")
+    reviews = {each.key: rng.choice(decided) for each in deliveries if rng.random() < 0.15}
     first = {each.key: each for each in deliveries}
     by_event = {(*first[key].event.at, _hash(first[key])): what for key, what in reviews.items()}
     rejected = [each for each in deliveries if rng.random() < 0.1]
     of_batches = {
         (each.window, "public", each.event.table, str(each.number)): (oracle.REJECTING,) for each in rejected
     }
+    may, must = drawn_columns(rng)
+    blocked = rng.random() < 0.3
     return BothRules(
-        JudgingRules((CONTRACT,), DecisionTable(decisions), HOUR, by_event, rejected=of_batches),
+        JudgingRules(
+            (CONTRACT,),
+            DecisionTable(decisions),
+            HOUR,
+            by_event,
+            rejected=of_batches,
+            row_columns={CONTRACT.table_name: RowColumns(may, must)} if blocked else {},
+        ),
         oracle.JudgingRules(
             {name: each.action for name, each in decisions.items()},
             frozenset(name for name, each in decisions.items() if each.needs_manual_review),
@@ -266,8 +278,17 @@ def drawn_rules(rng: Random, deliveries: Sequence[Delivery]) -> BothRules:
             HOUR,
             reviews,
             rejected=frozenset(each.number for each in rejected),
+            key_columns={SHAPE.name: CONTRACT.key},
+            uncontracted={UNKNOWN},
+            columns={SHAPE.name: (may, must)} if blocked else {},
         ),
     )
+
+
+def drawn_columns(rng: Random) -> tuple[frozenset[str], frozenset[str]]:
+    """Draw the columns that a row may and must have: all of the contract, and now and then ``more``."""
+    may = {*(each.name for each in CONTRACT.columns), *(["more"] if rng.random() < 0.3 else [])}
+    return frozenset(may), frozenset(each for each in may if rng.random() < 0.5)
 
 
 def as_kernel_rules(judging_rules: oracle.JudgingRules, deliveries: Sequence[Delivery]) -> JudgingRules:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_batches
 from omnisupport_ingest.cdc.protected_images import protect_image, protect_images
 from omnisupport_ingest.cdc.protecting import Protections
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
@@ -191,7 +191,7 @@ def test_an_erased_event_of_a_protected_table_keeps_its_key_alone() -> None:
     judging_rules = JudgingRules((PEOPLE,), RULES.decisions, HOUR, erasures=erasures, secrets=SECRETS)
     (one, two) = [
         row
-        for found in judge_and_erase([batch(person(1), person(2))], judging_rules)
+        for found in judge_batches([batch(person(1), person(2))], judging_rules)
         for row in found.to_pylist()
     ]
     assert (one["after"], one["unchanged"]) == ('{"id":"1"}', ["badge", "email", "note"])

@@ -28,6 +28,7 @@ from omnisupport_ingest.contracts.decision_table import (
 )
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.quality import ExpressionRule, Policies, Quality
+from omnisupport_ingest.contracts.row_columns import RowColumns
 from omnisupport_ingest_tests.cdc import lanes
 from omnisupport_ingest_tests.examples import examples
 
@@ -235,6 +236,17 @@ def test_an_event_whose_batch_is_rejected_may_be_released() -> None:
     assert judged(events, released, 0).column("reason").to_pylist() == [None, "row_rule"]
 
 
+def test_a_discarded_event_counts_for_no_rule_and_still_rejects_its_batch() -> None:
+    broken = {"id": "1", "opened": _hour(9), "cost": "-1"}
+    events = marked([broken, broken], ["a", "a"])
+    rules = judging_rules(reviews={(1, 0, 0, 0): "discard"})
+    found = RulesLookout([CONTRACT]).found(judged(events, rules, 0))
+    assert found.counts == {(*PLACE, "cost:minimum"): 1}
+    both = judging_rules(reviews={(1, row, 0, row): "discard" for row in range(2)})
+    found = RulesLookout([CONTRACT]).found(judged(events, both, 0))
+    assert (found.counts, found.rejected) == ({}, {(*PLACE, "a"): ("cost:minimum",)})
+
+
 @pytest.mark.parametrize("few", [0, FEW])
 def test_an_expression_that_cannot_be_computed_for_a_row_keeps_the_rule(few: int) -> None:
     rule = ExpressionRule("owner_is_high", "CAST(owner AS INTEGER) > 7", ("owner",), "quarantine")
@@ -270,3 +282,19 @@ def test_a_copy_counts_for_no_rule_wherever_it_is_put(action: str) -> None:
     for few in (0, FEW):
         found = judged(events, replace(judging_rules(), decisions=DecisionTable(decided)), few)
         assert RulesLookout([CONTRACT]).found(found).counts == {(*PLACE, "state:enum"): 1}
+
+
+def test_a_row_of_other_columns_still_rejects_its_batch_and_its_columns_count_as_one_rule() -> None:
+    columns = {CONTRACT.table_name: RowColumns.of(CONTRACT, bare=False)}
+    by = replace(judging_rules(), row_columns=columns)
+    full: dict[str, str | None] = {each.name: None for each in CONTRACT.source_columns}
+    full |= {"owner": "boss", "opened": "2026-11-21 09:00:00+00"}
+    refused = full | {"id": "1", "cost": "-1", "ada@example.org": "x", "bob@example.org": "y"}
+    found = judged(marked([refused, full | {"id": "2"}], ["a", "a"]), by, 0)
+    assert found.column("reason").to_pylist() == ["schema_mismatch", None]
+    broken = RulesLookout([CONTRACT]).found(found)
+    assert [*broken.rejected.values()] == [("cost:minimum",)]
+    assert {rule: count for (*_, rule), count in broken.counts.items()} == {
+        "cost:minimum": 1,
+        "unknown_column": 2,
+    }

@@ -11,7 +11,8 @@ from omnisupport_ingest.checks import content_checks
 from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import StreamSpan
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START, Change, Commit, Story, events
 from omnisupport_ingest_tests.recovery.pipeline import run_layers

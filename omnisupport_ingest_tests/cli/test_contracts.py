@@ -40,7 +40,7 @@ def test_a_contract_per_table_and_the_refused_ones_by_name(source: SourceUnderTe
         "CREATE TABLE events (at timestamptz, what text)",
         'CREATE TABLE "Weird Name" (id int PRIMARY KEY)',
         "CREATE SCHEMA archive",
-        "CREATE TABLE archive.orders (id int PRIMARY KEY)",
+        "CREATE TABLE archive.orders (id int PRIMARY KEY, email text)",
     )
     done = command("contracts", "new", "--all")
     assert done.code == 1
@@ -59,6 +59,9 @@ def test_a_contract_per_table_and_the_refused_ones_by_name(source: SourceUnderTe
     ]
     assert command("contracts", "validate").code == 0
     assert command("contracts", "diff").code == 0
+    personal = json.loads((folder / "archive_orders.json").read_text())["x-cdc"]["pii"]
+    assert personal["email"]["policy"] == "keep", "a person decides"
+    assert "To decide: e-mail address" in personal["email"]["note"]
 
 
 def test_what_is_there_is_kept_until_it_is_forced(source: SourceUnderTest, folder: Path) -> None:
@@ -131,7 +134,8 @@ def test_without_a_source_the_embedded_one_must_be_there(
 ) -> None:
     monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN")
     done = command("contracts", "new", "--all")
-    assert (done.code, "There is no home" in done.err) == (3, True)
+    assert (done.code, "There is no home" in done.err) == (4, True)
+    assert "Set OMNISUPPORT_SOURCE_DSN to the source, in .env" in done.err
     assert not (tmp_path / "home").exists()
 
 
@@ -144,10 +148,20 @@ def test_every_broken_contract_is_told_and_not_only_the_first(source: SourceUnde
     assert done.code == 1
     assert "broken.json is not valid JSON" in done.err
     assert "both contracts for public.a" in done.err
-    assert "2 contracts" in done.out and "2 are not." in done.out
+    assert "2 contracts" in done.out and "can be read; there are 2 problems." in done.out
     answer = asked("validate")
     assert [contract["name"] for contract in answer["contracts"]] == ["a", "b"]
     assert len(answer["problems"]) == 2
+    (folder / "copy.json").unlink()
+    (folder / "b.json").unlink()
+    one = command("contracts", "validate").out
+    assert "1 contract in" in one and "can be read; there is 1 problem." in one
+
+
+def test_nobody_is_asked_for_an_owner_that_was_given(source: SourceUnderTest, folder: Path) -> None:
+    source.sql("CREATE TABLE a (id int PRIMARY KEY)")
+    assert "name an owner" in command("contracts", "new", "--all").out
+    assert "name an owner" not in command("contracts", "new", "--all", "--force", "--owner", "team:a").out
 
 
 def test_a_table_that_has_moved_on_is_a_difference(source: SourceUnderTest, folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.checks.quality_checks import schemas_as_contracted
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.schema_changes import (
@@ -18,7 +19,9 @@ from omnisupport_ingest.landing.schema_changes import (
     SeenTable,
 )
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
 
@@ -92,6 +95,34 @@ def test_every_change_is_an_alarm_of_its_own_whatever_is_open_of_its_table(
     problems = schema_alarms(tmp_path / "sent")
     assert [each["problem"].split(": ")[-1] for each in problems if each["new"]] == ["tone text"]
     assert len(problems) == 2
+
+
+@pytest.mark.parametrize("rows", [1250, None])
+def test_rows_affected_are_the_rows_of_the_table_however_many_of_its_changes_ask(
+    changed: Path, rows: int | None
+) -> None:
+    workspace = Workspace.open(Settings(_env_file=None, window="minutes:1"))
+
+    def numbers() -> dict[str, int | float]:
+        return schemas_as_contracted(workspace, "support_desk", ["tickets"])["tickets"].numbers
+
+    assert numbers()["rows_affected"] == 1204
+    tone = SeenColumn(10, "tone", "text", False, None, None, ())
+    table = replace(CHANGED, columns=(*CHANGED.columns, tone), rows=rows)
+    record = SchemaChanges(workspace.landing("support_desk").folder)
+    another = Difference("column_added", "tone", None, "text")
+    record.seen(Look(1, Lsn(80), Lsn(96)), {"tickets": table}, {"tickets": [another]})
+    assert (numbers()["to_be_looked_after"], numbers()["rows_affected"]) == (2, rows or 1204)
+
+
+def test_rows_affected_are_left_out_where_the_server_has_no_estimate(changed: Path) -> None:
+    workspace = Workspace.open(Settings(_env_file=None, window="minutes:1"))
+    record = SchemaChanges(workspace.landing("support_desk").folder)
+    unknown, gone = replace(TABLE, rows=None), Difference("table_gone", None, "support.agents", None)
+    record.seen(Look(1, Lsn(48), Lsn(64)), {"agents": unknown}, {})
+    record.seen(Look(1, Lsn(80), Lsn(96)), {}, {"agents": [gone]})
+    found = schemas_as_contracted(workspace, "support_desk", ["agents"])["agents"]
+    assert not found.passed and "rows_affected" not in found.numbers
 
 
 def test_a_record_that_cannot_be_read_is_named_and_stops_no_status(changed: Path) -> None:

@@ -98,7 +98,7 @@ def test_other_contracts_are_refused_with_both_folders_and_the_command_that_take
     # Contracts can be read and checked without a word about the home.
     assert command("contracts", "validate").code == 0
 
-    assert command("contracts", "use", str(other / "contracts" / "data")).code == 0
+    assert command("contracts", "use", str(other / "contracts" / "data"), "--yes").code == 0
     assert "support_desk/dim_agents" not in tables(command("status", "--json").out)
     monkeypatch.delenv("OMNISUPPORT_CONTRACTS_DIR")
     assert "support_desk/dim_agents" not in tables(command("status", "--json").out)
@@ -179,7 +179,7 @@ def test_contracts_that_come_with_the_program_are_recorded_as_such(
     assert json.loads(command("status", "--json").out)["in_force"]["contracts"] == str(
         program_file("contracts/data")
     )
-    assert command("contracts", "use", str(mine / "contracts" / "data")).code == 0
+    assert command("contracts", "use", str(mine / "contracts" / "data"), "--yes").code == 0
     assert command("contracts", "use", "packaged").code == 0
     assert json.loads((tmp_path / "home" / "in_force.json").read_text())["contracts"] == "packaged"
 
@@ -292,3 +292,25 @@ def test_a_table_to_retype_is_named_with_its_source_where_two_sources_have_the_n
     assert either.code == 2
     assert "other_desk.tickets" in either.output and "support_desk.tickets" in either.output
     assert command("contracts", "retype", "other_desk.tickets").code == 0
+
+
+def test_tables_that_would_lose_their_contracts_are_named_first_and_a_landed_source_is_never_hidden(
+    ours: Path, tmp_path: Path
+) -> None:
+    record = ours / ".omnisupport" / "in_force.json"
+    before = record.read_text()
+    (ours / ".omnisupport" / "landing" / "support_desk" / "manifests").mkdir(exist_ok=True)
+    other = project(tmp_path / "other", "tickets") / "contracts" / "data"
+
+    asked = command("contracts", "use", str(other))
+    assert asked.code != 0
+    assert "support_desk.support.agents" in asked.out and "support.tickets" not in asked.out
+    assert record.read_text() == before
+    assert command("contracts", "use", str(other), "--yes").code == 0
+
+    document = json.loads((other / "tickets.json").read_text())
+    document["x-cdc"]["source"] = "shop"
+    (other / "tickets.json").write_text(json.dumps(document))
+    assert command("contracts", "use", str(other), "--yes").code == 0
+    (gone,) = json.loads(command("status", "--json").out)["contracts_gone"]
+    assert gone["what"] == "support_desk has landed, and none of its tables has a contract any more"

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cli.explain import explain
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.read.explain import NothingToExplain
 from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, land_another, run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.kept import Documents, keep
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.verify import services
@@ -107,14 +110,16 @@ def test_a_dry_run_says_the_file_of_a_fault_and_the_fix(home: Path, tmp_path: Pa
     original = program_file("data/seed_manifests/legacy_tickets_2025.json")
     document = json.loads(original.read_text())
     for each in document["files"]:
-        each["path"] = str((original.parent / each["path"]).resolve())
+        data = (original.parent / each["path"]).resolve()
+        each["path"] = data.name
+        (tmp_path / data.name).write_bytes(data.read_bytes())
     document["gates"]["row_count"] = "warn"
     document["files"][0]["rows"] += 1
     (tmp_path / "delivery.json").write_text(json.dumps(document))
     done = command("manifest", "load", str(tmp_path / "delivery.json"), "--dry-run")
     assert done.code == 0, done.err
     [fault] = [line for line in done.out.splitlines() if line.startswith("warn: ")]
-    file = document["files"][0]["path"]
+    file = tmp_path / document["files"][0]["path"]
     assert fault.startswith(f"warn: {file}: ") and "(gate row_count). " in fault
     assert not fault.endswith("(gate row_count). ")
 
@@ -125,6 +130,7 @@ def test_an_event_before_the_home_is_announced(tmp_path: Path) -> None:
         done = command("land", str(SAMPLE), "--source", SOURCE)
     assert done.code == 0
     assert "12 events in no window of this home, which begins at 2026-12-31 23:00 UTC" in done.out
+    assert "OMNISUPPORT_FIRST_WINDOW" in done.out
 
 
 def test_one_look_into_the_inbox_takes_what_is_there(home: Path) -> None:
@@ -137,6 +143,50 @@ def test_one_look_into_the_inbox_takes_what_is_there(home: Path) -> None:
     assert "12 events" in done.out
     assert (folder / "landed" / "sample.jsonl").exists()
     assert (folder / "refused" / "bad.jsonl.reason.txt").exists()
+
+
+def test_no_named_file_lands_while_its_source_is_paused(home: Path) -> None:
+    assert command("source", "pause", SOURCE, "--reason", "maintenance").code == 0
+    done = command("land", str(SAMPLE), "--source", SOURCE)
+    assert done.code == 1
+    assert f"The source {SOURCE} is paused" in done.err and "maintenance" in done.err
+    assert f"omnisupport-ingest source resume {SOURCE}" in done.err
+    assert LandingStore(home / "landing", SOURCE).batch_ids() == []
+    assert command("source", "resume", SOURCE).code == 0
+    assert command("land", str(SAMPLE), "--source", SOURCE).code == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "manifest"),
+    [("support_files", "legacy_tickets_2025.json"), (SOURCE, "partner_tickets_events.json")],
+)
+def test_no_delivery_lands_while_its_source_is_paused(home: Path, source: str, manifest: str) -> None:
+    path = str(program_file(f"data/seed_manifests/{manifest}"))
+    assert command("source", "pause", source).code == 0
+    assert command("manifest", "load", path, "--dry-run").code == 0
+    done = command("manifest", "load", path)
+    assert done.code == 1
+    assert f"omnisupport-ingest source resume {source}" in done.err
+    assert LandingStore(home / "landing", source).batch_ids() == []
+    assert command("source", "resume", source).code == 0
+    assert command("manifest", "load", path).code == 0
+
+
+def test_files_of_a_paused_source_wait_in_the_inbox_and_that_is_said_once(home: Path) -> None:
+    assert command("source", "pause", SOURCE).code == 0
+    folder = home / "inbox" / SOURCE
+    folder.mkdir(parents=True)
+    for name in ("sample.jsonl", "sample_again.jsonl"):
+        (folder / name).write_bytes(SAMPLE.read_bytes())
+    # It looks twice, as a file that has just come may not be complete.
+    done = command("land", "--watch", "--once")
+    assert done.code == 0
+    assert done.err.count("is paused") == 1 and f"source resume {SOURCE}" in done.err
+    assert sorted(each.name for each in folder.iterdir()) == ["sample.jsonl", "sample_again.jsonl"]
+    assert LandingStore(home / "landing", SOURCE).batch_ids() == []
+    assert command("source", "resume", SOURCE).code == 0
+    assert "12 events" in command("land", "--watch", "--once").out
+    assert (folder / "landed" / "sample.jsonl").exists()
 
 
 def test_the_watcher_takes_a_file_and_ends_when_it_is_told_to(home: Path) -> None:
@@ -160,6 +210,41 @@ def test_the_watcher_takes_a_file_and_ends_when_it_is_told_to(home: Path) -> Non
         assert watcher.wait(PATIENCE) == 0
     finally:
         watcher.kill()
+
+
+def test_a_file_whose_contract_is_not_in_use_yet_waits_in_the_inbox(home: Path, tmp_path: Path) -> None:
+    contracts = tmp_path / "project" / "contracts"
+    shutil.copytree(program_file("contracts/data"), contracts)
+    (partner,) = (each for each in contracts.iterdir() if f'"source": "{SOURCE}"' in each.read_text())
+    text = partner.read_text()
+    partner.unlink()
+    folder = home / "inbox" / SOURCE
+    folder.mkdir(parents=True)
+    with environment(contracts_dir=str(contracts)):
+        assert command("land", "--watch", "--once").code == 0
+        LandingStore(home / "landing", "support_desk").begin_epoch("first", None)
+        keep(Documents(Settings()))
+        # A person adds the source, and breaks another contract.
+        partner.write_text(text)
+        agents = contracts / "agents.json"
+        right = agents.read_text()
+        agents.write_text("{")
+        (folder / "sample.jsonl").write_bytes(SAMPLE.read_bytes())
+        log = tmp_path / "watcher.log"
+        with log.open("w") as output:
+            watcher = subprocess.Popen(
+                [sys.executable, "-m", "omnisupport_ingest.cli.main", "land", "--watch"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            until(lambda: "Trying again" in log.read_text() or (folder / "refused").exists())
+            assert (folder / "sample.jsonl").exists() and not (folder / "refused").exists()
+            agents.write_text(right)
+            until(lambda: (folder / "landed" / "sample.jsonl").exists())
+        finally:
+            watcher.kill()
+            watcher.wait(PATIENCE)
 
 
 def test_up_watches_the_inbox_once_somebody_has_made_it(home: Path) -> None:

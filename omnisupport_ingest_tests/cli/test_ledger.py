@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omnisupport_ingest.cli.ledger import ledger
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, run
 from omnisupport_ingest_tests.layers.story import SOURCE
@@ -24,3 +26,14 @@ def test_a_home_in_which_nothing_landed_lost_nothing(sample_home: SampleHome) ->
     done = run(ledger)
     assert done.return_value == 0
     assert "nothing can be lost" in done.stdout
+
+
+def test_a_server_that_is_away_leaves_the_verdict_open(
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "postgresql://nobody@127.0.0.1:1/desk")
+    done = run(ledger)
+    assert done.return_value == 1
+    assert "UNKNOWN" in done.stdout
+    (source,) = document(ledger)["sources"]
+    assert source["slot_unknown"] is not None

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import omnisupport_ingest.cli.export as cli_export
+import omnisupport_ingest.cli.replay as cli_replay
+import omnisupport_ingest.cli.verify as cli_verify
 from bench.commands import LOOKS
 from omnisupport_ingest.runtime import spark as runtime_spark
 from omnisupport_ingest_tests.cli.command import command
@@ -80,6 +83,8 @@ def test_what_only_looks_changes_nothing_and_starts_no_spark(
 
     land_another(sample_home)
     monkeypatch.setattr(runtime_spark, "session", refused)
+    for module in (cli_export, cli_replay, cli_verify):
+        monkeypatch.setattr(module, "session", refused)
     before = contents(sample_home.home)
     for each in LOOKING:
         done = command(*each.split())

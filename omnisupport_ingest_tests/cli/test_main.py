@@ -15,7 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.cli import errors
+from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 
@@ -36,6 +39,15 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         f"import sys, omnisupport_ingest.cli.main\nprint([name for name in {heavy!r} if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+@pytest.mark.quick
+def test_the_list_of_commands_says_of_each_what_the_command_says_itself() -> None:
+    commands = cli.whole()
+    assert {name: each.help for name, each in cli.listed.items()} == {
+        name: command.get_short_help_str(limit=1000) for name, command in commands.items()
+    }
+    assert all(command.name == name for name, command in commands.items())
 
 
 @pytest.mark.quick
@@ -93,6 +105,19 @@ def test_demo_leaves_a_configured_source_and_the_home_alone(tmp_path: Path, fres
     assert "Unset OMNISUPPORT_SOURCE_DSN" in done.stderr
     assert "hunter2" not in done.stderr
     assert not home.exists()
+
+
+def test_a_fresh_demo_removes_no_home_in_which_another_source_has_landed(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", WindowSize(1))
+    manifest = home.landing / "crm" / "manifests" / "f-1.json"
+    manifest.parent.mkdir(parents=True)
+    # Looking at a source makes its folders.
+    (home.landing / "looked_at" / "manifests").mkdir(parents=True)
+    manifest.write_text("of mine")
+    done = run("demo", "--fresh", OMNISUPPORT_HOME=str(home.path), OMNISUPPORT_WINDOW="minutes:1")
+    assert done.returncode == 3, done.stderr
+    assert "has batches of crm, which" in done.stderr
+    assert manifest.exists()
 
 
 def test_settings_are_listed_without_secrets() -> None:

@@ -279,6 +279,31 @@ def test_another_database_is_no_input(shop: Shop):
         shop.source.sql(f"DROP DATABASE {other} WITH (FORCE)")
 
 
+@pytest.mark.full
+def test_sources_of_a_database_move_to_another_server_one_after_the_other(shop: Shop):
+    for name in TABLES:
+        shop.done("capture", name, "--once")
+    there = f"{shop.source.slot}_there"
+    shop.source.sql(f"CREATE DATABASE {there} STRATEGY file_copy")
+    dsn = psycopg2.extensions.make_dsn(shop.source.dsn, dbname=there)
+
+    def divided(name: str) -> list[str]:
+        settings = shop.workspace().settings.model_copy(update={"source": name, "publication": "unused"})
+        return [each.problem for each in shared_database_findings(dsn, settings)]
+
+    try:
+        shop.variables["THERE_DSN"] = dsn
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in shop.variables.items():
+                patch.setenv(name, value)
+            shop.define(ORDERS, connection={"env": "THERE_DSN"})
+            assert [LINES in each for each in divided(ORDERS)] == [True], "the other stays where it was"
+            shop.define(LINES, connection={"env": "THERE_DSN"})
+            assert [divided(name) for name in TABLES] == [[], []]
+    finally:
+        shop.source.sql(f"DROP DATABASE {there} WITH (FORCE)")
+
+
 def test_a_table_that_another_slot_sends_is_not_added_to_a_running_capture(shop: Shop):
     own = f"{shop.source.slot}_{LINES}"
     shop.source.sql(

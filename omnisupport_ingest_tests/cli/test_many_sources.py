@@ -56,19 +56,21 @@ class ManySources:
             "NORTH_DSN": self.north.dsn(),
         }
 
-    def define(self, name: str, connection: dict[str, str], **members: Any) -> None:
+    def define(self, name: str, connection: dict[str, str] | None, **members: Any) -> None:
         document = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "name": name,
             "kind": "postgres_log",
             "description": f"The desk in the {name}.",
-            "connection": connection,
+            **({} if connection is None else {"connection": connection}),
             **members,
         }
         (self.folder / "contracts" / "sources" / f"{name}.json").write_text(json.dumps(document))
         schema = "main" if document["kind"] == "query" else "public"
         contract = contract_document(schema=schema)
         contract["x-cdc"]["source"] = name
+        if document["kind"] in ("kafka", "files"):
+            del contract["x-cdc"]["cursor"]
         (self.folder / "contracts" / "data" / f"{name}_tickets.json").write_text(json.dumps(contract))
 
     def command(self, *arguments: str) -> Any:
@@ -237,15 +239,20 @@ def test_one_graph_has_every_source_and_each_log_its_health(tmp_path: Path, monk
     many.define("north", {"env": "NORTH_DSN"})
     many.define("south", {"file": "/run/south.dsn"})
     many.define("east", {"env": "EAST_URL"}, kind="query")
+    topics = {"topics": ["^west"], "settings": {"bootstrap.servers": "127.0.0.1:1"}}
+    many.define("west", None, kind="kafka", kafka=topics)
+    many.define("drop", None, kind="files")
     monkeypatch.delenv("NORTH_DSN", raising=False)
     given = Settings(home=tmp_path / "home", contracts_dir=tmp_path / "contracts" / "data", _env_file=None)
     workspace = Workspace.open(given)
     definitions = build_definitions(workspace)
     graph = definitions.resolve_asset_graph()
-    for source in ("north", "south", "east"):
+    every = ("north", "south", "east", "west", "drop")
+    for source in every:
         assert graph.has(dg.AssetKey([source, "dim_tickets"]))
-    kinds = {name: graph.get(dg.AssetKey([name, "landing"])).kinds for name in ("north", "south", "east")}
-    assert ["postgres" in kinds[name] for name in kinds] == [True, True, False]
+    kinds = {name: graph.get(dg.AssetKey([name, "landing"])).kinds for name in every}
+    assert ["postgres" in kinds[name] for name in kinds] == [True, True, False, False, False]
     names = {each.name for each in definitions.sensors or ()}
-    assert {"source_health_north", "source_health_south", "wal_batches_north", "wal_batches_south"} <= names
-    assert "source_health_east" not in names
+    assert {"source_health_north", "source_health_south", "cursor_east", "topics_west"} <= names
+    assert {f"wal_batches_{source}" for source in every} <= names
+    assert not {f"source_health_{source}" for source in ("east", "west", "drop")} & names

@@ -66,7 +66,7 @@ def test_page_dashboard_and_alerts_name_just_the_metrics_that_there_are() -> Non
         assert used and used <= names, rule["alert"]
         for line in rule["annotations"]["action"].split("; "):
             program, command, *_ = line.split()
-            assert program == "omnisupport-ingest" and command in cli.commands, rule["alert"]
+            assert program == "omnisupport-ingest" and command in cli.listed, rule["alert"]
         if used & of_a_source:
             assert "{{ $labels.source }}" in rule["annotations"]["action"], rule["alert"]
     assert len(rules) == len({rule["alert"] for rule in rules})

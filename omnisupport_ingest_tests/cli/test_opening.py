@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.cli.opening import open_workspace, table_of
+from omnisupport_ingest.cli.opening import open_settings, open_workspace, table_of
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.model import UnknownTable
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.epochs import EpochFacts
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.verify.services import check_source
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.waiting import PATIENCE
@@ -80,6 +85,17 @@ def test_a_home_that_is_not_there_is_made_by_no_command_that_needs_one(
     assert not (tmp_path / "typo").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments", [("verify",), ("verify", "--checksums"), ("verify", "--table", "tickets")]
+)
+def test_a_source_that_no_contract_names_is_refused_and_not_called_equal(
+    home: Path, arguments: tuple[str, ...]
+) -> None:
+    with environment(home=str(home), contracts_dir=str(program_file("contracts/data")), source="suport_desk"):
+        done = command(*arguments)
+    assert done.code != 0 and "No contract names the source 'suport_desk'" in done.err
+
+
 def test_a_table_is_found_by_its_name_whatever_source_it_is_of(home: Path) -> None:
     with environment(home=str(home), contracts_dir=str(program_file("contracts/data"))):
         workspace = open_workspace()
@@ -88,3 +104,28 @@ def test_a_table_is_found_by_its_name_whatever_source_it_is_of(home: Path) -> No
         assert table_of(workspace, "tickets", "partner_desk").name == "partner_tickets"
         with pytest.raises(UnknownTable, match="no table with a contract"):
             table_of(workspace, "partner_tickets", "support_desk")
+
+
+def test_a_captured_source_whose_setting_is_gone_gets_no_empty_server(tmp_path: Path) -> None:
+    project = tmp_path / "home"
+    home = Home.open(project, WindowSize(60))
+    facts = EpochFacts("7300", 1, "omnisupport", Lsn(100), "shop", "16.4")
+    LandingStore(home.landing, "support_desk").begin_epoch("first", facts)
+    contracts = str(program_file("contracts/data"))
+
+    with environment(home=str(project), contracts_dir=contracts):
+        with pytest.raises(SourceUnavailable, match="OMNISUPPORT_SOURCE_DSN is not set"):
+            check_source(open_settings(), home, print)  # as `up` does, before anything starts
+        synced, seen, found = command("sync"), command("preflight"), command("doctor")
+
+    assert synced.code == 4
+    assert "system identifier 7300" in synced.err and "OMNISUPPORT_SOURCE_DSN is not set" in synced.err
+    assert "OMNISUPPORT_SOURCE_DSN is not set" in seen.out
+    assert "OMNISUPPORT_SOURCE_DSN is not set" in found.out
+    assert not any((project / "postgres").glob("*"))
+
+
+def test_targets_that_nobody_named_have_no_lag(home: Path) -> None:
+    with environment(home=str(home), contracts_dir=str(program_file("contracts/data"))):
+        done = command("target", "status")
+    assert (done.code, done.out) == (0, "No contract names a target.\n")

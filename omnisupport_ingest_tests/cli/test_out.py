@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,29 @@ def test_the_folder_around_it_has_to_exist(tmp_path: Path) -> None:
             Out.of(f"{tmp_path}/{text}").file("tickets.csv")
     with pytest.raises(click.UsageError, match="taken is a file, not a folder"):
         Out.of(f"{tmp_path}/taken/").file("tickets.csv")
+
+
+def test_what_is_no_file_is_not_replaced_and_a_link_names_the_file_behind_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    os.mkfifo(tmp_path / "tickets.csv")
+    for text in (str(pipe), f"{pipe}/", str(tmp_path / "tickets.csv"), f"{tmp_path}/", os.devnull):
+        with pytest.raises(click.UsageError, match="is a pipe or a device"):
+            Out.of(text).file("tickets.csv")
+    (tmp_path / "data").mkdir()
+    link, target = tmp_path / "latest", tmp_path / "data" / "today.csv"
+    link.symlink_to(target)
+    target.write_text("older")
+    assert Out.of(str(link)).file("tickets.csv") == target
+    target.unlink()
+    (tmp_path / "data").rmdir()
+    with pytest.raises(click.UsageError, match="data is not a folder"):
+        Out.of(f"{link}").file("tickets.csv")
+    there = tmp_path / "there.csv"
+    there.mkdir()
+    (there / "tickets.csv").mkdir()
+    with pytest.raises(click.UsageError, match=r"tickets\.csv is a folder, not a file"):
+        Out.of(str(there)).file("tickets.csv")
 
 
 def test_every_command_with_the_option_goes_by_the_rule() -> None:

@@ -79,6 +79,23 @@ def test_scan_tells_what_landed_seems_to_be_and_prints_no_value(story: Story) ->
     assert (table["events"], [each["column"] for each in table["proposals"]]) == (4, ["title", "body"])
 
 
+def test_scan_shows_what_a_person_has_decided_to_keep_and_not_what_is_still_to_decide(story: Story) -> None:
+    document = json.loads(json.dumps(CONTRACT))
+    for note, shown in (
+        ("People write freely.", "Proposed: mask (text); it has keep: People write freely."),
+        ("To decide: free text, by its name; mask (text) would fit.", "Proposed: mask (text).\n"),
+    ):
+        document["x-cdc"]["pii"] = {"body": {"policy": "keep", "note": note}}
+        story.write_contract(document)
+        assert shown in run("scan", "--table", "notes").stdout
+
+
+def test_show_says_where_no_key_is_needed(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    story.write_contract(json.loads(json.dumps(CONTRACT)))
+    monkeypatch.delenv("OMNISUPPORT_PII_KEYS")
+    assert "names no key; no policy needs one." in run("show").stdout
+
+
 def test_hash_prints_what_to_look_for_under_every_key(story: Story) -> None:
     meant = [key.hash_of("ada@example.org") for key in keys_in_force(KEYS).all]
     assert run("hash", "-", told="ada@example.org").stdout.split() == meant

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.cli import quarantine as asking
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest_tests.cli.command import Done, command
@@ -88,6 +89,16 @@ def test_list_chooses_by_reason_state_table_window_and_limit(home: Path):
     (row,) = listed("--reason", "row_rule")
     assert (row["rules"], row["detector"], row["op"]) == (["title:max_length"], "contract", "c")
     assert (row["review_state"], row["waits_for_run"], row["review"]) == ("open", False, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("list", "--reason"), ("discard", "--all", "--yes", "--reason", "why", "--quarantined-for")],
+)
+def test_a_reason_that_is_none_is_no_good_news(home: Path, arguments: tuple[str, ...]):
+    done = quarantine(*arguments, "colision")
+    assert (done.code, done.out) == (2, "")
+    assert "'colision' is not one of" in done.err and "collision" in done.err
 
 
 def test_show_prints_values_only_when_they_are_asked_for(home: Path):
@@ -195,6 +206,36 @@ def test_all_asks_first_and_takes_only_what_is_chosen(home: Path):
     assert quarantine("discard", *chosen, "--yes").code == 1
     again = quarantine("discard", *ids("--reason", "collision"), "--reason", "again")
     assert again.out == "2 events discarded before; nothing was written for that.\n"
+
+
+def test_what_somebody_decides_while_all_is_asked_for_stays(home: Path, monkeypatch: pytest.MonkeyPatch):
+    first, _ = ids("--reason", "collision")
+
+    def answered(*_: object) -> None:
+        assert quarantine("release", first, "--reason", "checked", "--by", "eve").code == 0
+
+    monkeypatch.setattr(asking, "_confirm", answered)
+    done = quarantine(
+        "discard", "--all", "--quarantined-for", "collision", "--reason", "a bad delivery", "--by", "ana"
+    )
+    assert (done.code, "1 event decided meanwhile by eve." in done.out) == (0, True), done.output
+    assert {(each.reviewer, each.decision) for each in reviews(home)} == {
+        ("eve", "release"),
+        ("ana", "discard"),
+    }
+
+
+def test_a_decision_that_overturns_an_earlier_one_names_it(home: Path):
+    one, another = ids("--reason", "collision")
+    assert quarantine("release", one, "--reason", "checked", "--by", "ana").code == 0
+    done = quarantine("discard", one, another, "--reason", "both wrong", "--by", "bo")
+    assert done.code == 0, done.err
+    assert f"{one} before: released by ana on " in done.out
+    assert f"{another} before" not in done.out
+    again = document("release", one, "--reason", "right after all", "--by", "cy")
+    assert [(each["id"], each["decision"], each["by"]) for each in again["overturned"]] == [
+        (one, "discard", "bo")
+    ]
 
 
 def test_while_the_platform_runs_it_takes_the_stale_windows_in(home: Path):

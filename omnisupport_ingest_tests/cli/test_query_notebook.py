@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest_tests.layers.story import FIRST, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 

@@ -15,6 +15,7 @@ from omnisupport_ingest.cli import reference
 from omnisupport_ingest.cli.reference_data import reference_page
 from omnisupport_ingest.defs import metadata
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.cli.command import command
 
 pytestmark = pytest.mark.quick
 
@@ -126,3 +127,15 @@ def test_what_the_example_file_sets_can_be_set(tmp_path: Path, monkeypatch: pyte
 def test_importing_every_command_loads_nothing_heavy() -> None:
     program = f"import sys, omnisupport_ingest.cli.main\nprint({set(HEAVY)!r} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"
+
+
+def test_settings_in_a_terminal_have_no_links_and_no_long_lines() -> None:
+    seen = command("settings").out
+    assert "](" not in seen and "](" not in reference.example()
+    assert max(len(line) for line in seen.splitlines() if line.startswith("    ")) <= 100
+
+
+def test_settings_that_are_set_can_be_listed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISUPPORT_RETENTION", "apply")
+    seen = command("settings", "--set").out
+    assert "OMNISUPPORT_RETENTION=apply" in seen and "OMNISUPPORT_SLOT=" not in seen

@@ -65,6 +65,15 @@ def unready(port: int) -> dict[str, str] | None:
     return wrong
 
 
+def launched(port: int, what: dict[str, Any]) -> str | None:
+    """The id of the run that was launched; None while the webserver does not know its job yet."""
+    answer = ask(port, _LAUNCH, what=what)["launchRun"]
+    if answer["__typename"] == "PipelineNotFoundError":
+        return None
+    assert answer["__typename"] == "LaunchRunSuccess", answer
+    return str(answer["run"]["runId"])
+
+
 def age_heartbeats(url: str) -> None:
     """Make the heartbeats of Dagster's daemon ten minutes older."""
     with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
@@ -95,9 +104,8 @@ def test_single_services_record_a_run_in_postgresql_and_say_when_they_are_ready(
             until(lambda: (tmp_path / "h/run/dagster-webserver.pid").exists())
             where = {"repositoryLocationName": "omnisupport_ingest", "repositoryName": "__repository__"}
             what = {"selector": {**where, "jobName": "retention"}, "runConfigData": {}}
-            launched = ask(port, _LAUNCH, what=what)["launchRun"]
-            assert launched["__typename"] == "LaunchRunSuccess", launched
-            run_id = launched["run"]["runId"]
+            # The webserver began before the code server answered, and may still be loading its definitions.
+            run_id = until(lambda: launched(port, what), every=0.5)
 
             def status() -> str:
                 return str(ask(port, _STATUS, id=run_id)["runOrError"]["status"])

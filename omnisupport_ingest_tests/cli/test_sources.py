@@ -12,8 +12,10 @@ import pytest
 
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.sources import load_source
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
@@ -172,28 +174,20 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
         "pii": {first: {"policy": "drop", "note": "Names."}},
         "at_rest": {"pii": "encrypted"},
         "retention": {"landing": "P7D", "raw": "P30D"},
-        "evolution": "block",
     }
     del document["x-cdc"]["cursor"]
     path.write_text(json.dumps(document))
     # Nothing defines desk, and it is not the source of the settings: so its tables come as files.
     told = [each["problem"] for each in documents("contracts", "validate")["problems"]]
-    places = ["retention.landing", "retention.raw", "evolution"]
+    places = ["retention.landing", "retention.raw"]
     assert len(told) == len(places)
     for problem, place in zip(told, places, strict=True):
         assert f"desk_tickets.json at $.x-cdc.{place}" in problem and "as files" in problem
         assert "no definition of desk is in force" in problem
-    learning = document | {"x-cdc": document["x-cdc"] | {"evolution": "additive"}}
-    path.write_text(json.dumps(learning))
-    told = [each["problem"] for each in documents("contracts", "validate")["problems"]]
-    assert len(told) == 2 and not any("evolution" in each for each in told)
-    path.write_text(json.dumps(document))
 
     command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
     done = command("contracts", "validate")
-    # A reading by a cursor can leave out a table that its contract blocks.
     assert done.code == 1 and done.err.count("sources/desk.json") == 3
-    assert "evolution" not in done.err
     assert "$.x-cdc.cursor: names no field" in done.err and "by a cursor (kind query in " in done.err
     assert done.err.count("or define desk with the kind postgres_log") == 3
 
@@ -346,10 +340,29 @@ def test_contracts_of_a_query_source_are_proposed_and_then_it_is_ready(
     assert refused.code == 2
 
 
-def test_contracts_cannot_be_proposed_for_files(folder: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_contracts_cannot_be_proposed_for_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     command("sources", "new", "boxes", "--kind", "files")
+    if named:
+        monkeypatch.setenv("OMNISUPPORT_SOURCE", "boxes")
     done = command("contracts", "new", "--all", "--source", "boxes")
     assert done.code == 2 and "by hand" in done.err
+
+
+@pytest.mark.parametrize("name", ["boxes", "omnisupport"])
+def test_a_home_of_files_alone_has_no_log(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE", name)
+    command("sources", "new", "boxes", "--kind", "files")
+    write_contract(folder, "boxes")
+    Home.open(folder / "home", WindowSize.parse("hourly"))
+    found = documents("status")
+    assert (found["source"], found["other_logs"]) == (None, [])
+    shown = command("status").out
+    assert "capture" not in shown and "PostgreSQL" not in shown
+    done = command("contracts", "propose", "boxes.tickets")
+    assert done.code != 2 and "has no log" not in done.output
 
 
 def test_where_the_password_of_a_named_log_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,3 +370,21 @@ def test_where_the_password_of_a_named_log_is_told(folder: Path, monkeypatch: py
     command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
     done = command("source", "connect", "desk", "--print")
     assert "The password is in DESK_URL" in done.err and SECRET not in done.output
+
+
+def test_the_fix_for_a_named_log_without_contracts_is_a_command_for_that_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_URL", "host=127.0.0.1 port=1 dbname=x")
+    command("sources", "new", "lognorth", "--kind", "postgres_log", "--env", "DESK_URL")
+
+    done = command("preflight", "lognorth")
+
+    assert "omnisupport-ingest contracts new --all --source lognorth" in done.err
+    assert "OMNISUPPORT_SOURCE" not in done.err and "Note:" not in done.err
+
+
+def test_no_note_is_made_on_a_source_that_does_not_exist(folder: Path) -> None:
+    done = command("capture", "nope")
+    assert "There is no source 'nope'." in done.err
+    assert "Note:" not in done.err and "--kind query" not in done.err

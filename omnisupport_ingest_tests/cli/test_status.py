@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.cli.errors import HomeMissing
+from omnisupport_ingest.cli.opening import open_settings
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.status_text import _freshness_facts
+from omnisupport_ingest.contracts.kept import Documents, keep
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import StreamSpan
@@ -176,7 +178,22 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     assert found["dim_notes"]["pending_windows"] == 1
 
 
-def test_status_tells_what_runs_where_a_contract_is_wrong(
+def test_status_shows_everything_by_the_kept_documents_while_a_contract_is_wrong(
+    sample_home: SampleHome,
+) -> None:
+    land_another(sample_home)
+    before = tables(document(status))
+    keep(Documents(open_settings()))
+    (sample_home.folder / "contracts" / "notes.json").write_text("{")
+    found = document(status)
+    assert tables(found).keys() == before.keys()
+    assert tables(found)["dim_notes"]["pending_windows"] == before["dim_notes"]["pending_windows"] == 1
+    assert "notes.json is not valid JSON" in found["documents_refused"]["problem"]
+    assert any("no edit is in use" in each for each in found["health"]["reasons"])
+    assert "In use are contracts, sources and decision table as they were at" in run(status).output
+
+
+def test_status_of_a_home_without_kept_documents_shows_what_runs(
     sample_home: SampleHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (sample_home.folder / "contracts" / "notes.json").write_text("{")

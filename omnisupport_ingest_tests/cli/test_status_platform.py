@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from omnisupport_ingest.cli.status_health import _of_platform
-from omnisupport_ingest.cli.status_platform import platform_facts
+from omnisupport_ingest.cli.status_platform import platform_document, platform_facts
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.windows import WindowSize
 
 
 def told(*states: str, everything: bool = False) -> list[str]:
@@ -41,3 +47,12 @@ def test_a_daemon_that_hangs_breaks_the_platform() -> None:
     assert list(_of_platform({**nothing, "daemon_hangs": False})) == []
     (found,) = _of_platform({**nothing, "daemon_hangs": True})
     assert (found.kind, found.broken) == ("daemon", True)
+
+
+def test_records_that_cannot_be_read_are_a_problem_of_their_own(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", WindowSize(60))
+    assert platform_document(Settings(_env_file=None), home, None)["records_unread"] == []  # type: ignore[call-arg]
+    away = Settings(dagster_pg_url=SecretStr("postgresql://me@127.0.0.1:1/dagster"), _env_file=None)  # type: ignore[call-arg]
+    (found,) = _of_platform(platform_document(away, home, None))
+    assert found.kind == "records"
+    assert found.hides == ("run ", "sensor ", "check ")

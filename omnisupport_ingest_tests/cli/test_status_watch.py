@@ -28,7 +28,9 @@ WELL: dict[str, Any] = {
     "other_logs": [],
     "definition_changes": [],
     "schema_changes": [],
+    "documents_refused": None,
     "contracts_gone": [],
+    "unread_slots": [],
     "readings": [],
     "platform": {
         "checks": {"passed": 3, "failed": []},

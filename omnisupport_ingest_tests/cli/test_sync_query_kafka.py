@@ -10,7 +10,10 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
+from omnisupport_ingest.cli.sync_query_kafka import _runs_of
+from omnisupport_ingest.verify.runs import FinishedRun
 from omnisupport_ingest_tests.cli import pgbench
+from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
 DIMENSION = "home/lake/desk/dim_tickets"
@@ -93,3 +96,30 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
     assert refused.returncode == 5 and "main.tickets: refused" in refused.stdout
     assert "no ISO text of a time" in refused.stderr and "unknown" not in refused.stderr
     base.close()
+
+
+def test_a_source_without_a_contract_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "contracts" / "data").mkdir(parents=True)
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(tmp_path / "contracts" / "data"))
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{tmp_path / 'desk.db'}")
+    (tmp_path / "contracts" / "data" / "other.json").write_text(json.dumps(contract_document(schema="main")))
+    assert command("sources", "new", "replica", "--kind", "query", "--env", "DESK_URL").code == 0
+
+    done = command("sync", "replica")
+
+    assert done.code == 5
+    assert "No contract names the source replica" in done.err
+    assert "omnisupport-ingest contracts new --all --source replica" in done.err
+
+
+def test_runs_of_other_sources_are_not_counted_as_those_of_the_one_that_was_named() -> None:
+    def run(source: str) -> FinishedRun:
+        return FinishedRun("id", source, "2026-01-02T0900", "2026-01-02T0900", 1)
+
+    assert _runs_of("desk", [run("desk")]) == "1 run."
+    assert _runs_of("desk", [run("partner"), run("files"), run("partner")]) == (
+        "0 runs. The pass took in what waited of files, partner, too."
+    )

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from omnisupport_ingest.cli import waiting_events
 from omnisupport_ingest.cli.waiting_events import say_waiting
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.review import quarantine_stock
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from omnisupport_ingest.review import quarantine_stock
 def test_events_that_nobody_has_discarded_are_said_with_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], held: int, discarded: int, said: str
 ) -> None:
-    monkeypatch.setattr(quarantine_stock, "stock_of", lambda *_: Counter(collision=held))
-    monkeypatch.setattr(quarantine_stock, "discarded_of", lambda *_: discarded)
+    monkeypatch.setattr(waiting_events, "stock_of", lambda *_: Counter(collision=held))
+    monkeypatch.setattr(waiting_events, "discarded_of", lambda *_: discarded)
     say_waiting(cast(Any, None), "shop")
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(said) and bool(err) is bool(said)
@@ -33,7 +33,7 @@ def test_with_a_damaged_ledger_nothing_counts_as_discarded(
     def damaged(*_: object) -> int:
         raise IngestError("damaged", fix="repair")
 
-    monkeypatch.setattr(quarantine_stock, "stock_of", lambda *_: Counter(collision=1))
-    monkeypatch.setattr(quarantine_stock, "discarded_of", damaged)
+    monkeypatch.setattr(waiting_events, "stock_of", lambda *_: Counter(collision=1))
+    monkeypatch.setattr(waiting_events, "discarded_of", damaged)
     say_waiting(cast(Any, None), "shop")
     assert capsys.readouterr().err.startswith("1 event of shop waits")

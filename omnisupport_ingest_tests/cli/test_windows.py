@@ -73,6 +73,8 @@ def test_windows_tells_open_closing_and_late_ones_apart(story, spark):
     assert FIRST in shown
     assert NEWEST not in shown
     assert "first" not in shown, "no values"
+    assert list(lines("--late")) == [FIRST]
+    assert command("windows", "--limit", "-3").code == 2
 
 
 def test_check_is_red_while_late_events_wait_and_names_the_replay(story, spark):

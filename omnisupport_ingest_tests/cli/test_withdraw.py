@@ -7,18 +7,24 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.load import load_contract
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.read.export_ledger import note_export
+from omnisupport_ingest.read.verified import EQUAL, Verified, verified_of, write_verified
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest.withdrawal import leave_publication
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story
@@ -89,6 +95,42 @@ def test_a_retired_source_takes_its_contracts_and_the_last_contract_stays(folder
     assert command("sources", "retire", SOURCE, "--yes").code == 1
 
 
+def test_what_was_known_of_a_tables_equality_goes_with_its_data(folder: Path):
+    """A table of that name that comes back was never compared."""
+    home = Home.open(folder / "home", WindowSize(1))
+    by_name = {each.name: each for each in contracts_in_force(Settings(_env_file=None))}
+    for name in ("notes", "other"):
+        write_verified(home, by_name[name], Verified(name, EQUAL, datetime(2026, 1, 1, tzinfo=UTC)))
+    ranges = folder / "home" / "verified" / SOURCE / "other.ranges.json"
+    ranges.write_text("{}")
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert verified_of(home, by_name["other"]) is not None, "its data is there"
+    assert command("contracts", "withdraw", "other", "--yes", "--drop-data").code == 0
+    assert verified_of(home, by_name["other"]) is None and not ranges.exists()
+    assert verified_of(home, by_name["notes"]) is not None
+    assert command("sources", "retire", SOURCE, "--yes", "--drop-data").code == 0
+    assert not ranges.parent.exists()
+
+
+def test_what_may_have_values_elsewhere_is_named(folder: Path, tmp_path: Path):
+    exported, inbox = tmp_path / "notes.csv", folder / "home" / "inbox" / SOURCE
+    exported.write_text("id\n")
+    note_export(folder / "home", f"{SOURCE}.notes", exported, 1)
+    for name in ("landed", "refused"):
+        (inbox / name).mkdir(parents=True)
+        (inbox / name / "day.jsonl").write_text("{}")
+    (inbox / "next.jsonl").write_text("{}")
+    of_table = command("contracts", "withdraw", "notes", "--yes", "--drop-data")
+    assert f"Exports: {exported} stays." in of_table.out
+    assert (
+        "Events, with those of other tables: landing, raw, deduped events, quarantine stay." in of_table.out
+    )
+    of_source = command("sources", "retire", SOURCE, "--yes", "--drop-data")
+    assert f"Exports: {exported} stays." in of_source.out
+    assert f"{inbox / 'landed'}: DELETED." in of_source.out
+    assert [each.name for each in inbox.iterdir()] == ["next.jsonl"], "nobody has read it"
+
+
 def test_the_last_table_with_a_policy_is_not_withdrawn_as_its_values_would_come_uncovered(folder: Path):
     """Without its contract nothing says what of its events, which stay in deduped events, is personal."""
     file = folder / "contracts" / "other.json"
@@ -100,6 +142,21 @@ def test_the_last_table_with_a_policy_is_not_withdrawn_as_its_values_would_come_
     assert "policy for personal data" in refused.err
     assert in_force() == {f"{SOURCE}.notes", f"{SOURCE}.other", "shop.far"}
     assert command("contracts", "withdraw", "notes", "--yes").code == 0
+
+
+def test_a_withdrawn_contract_takes_along_what_it_has_learned(folder: Path):
+    """A later contract of that name does not have it, and one that is put back loses nothing."""
+    home, moved = folder / "home", folder / "withdrawn" / f"{SOURCE}.other.json"
+    size = {"type": ["integer", "null"], "x-pg-type": "integer", "description": "Pieces.", "default": None}
+    LearnedColumns(home, SOURCE).learn("other", {"size": size})
+    LearnedColumns(home, SOURCE).learn("notes", {"size": size})
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert json.loads(moved.read_text())["properties"]["size"] == size
+    assert LearnedColumns(home, SOURCE).of("other") == {}
+    assert LearnedColumns(home, SOURCE).of("notes") == {"size": size}, "the contract that stays has it"
+    moved.rename(folder / "contracts" / "other.json")
+    (back,) = (each for each in contracts_in_force(Settings(_env_file=None)) if each.name == "other")
+    assert "size" in {each.name for each in back.source_columns}
 
 
 def test_nothing_is_changed_without_a_yes(folder: Path):
@@ -375,3 +432,54 @@ def test_a_table_is_withdrawn_where_the_variable_of_its_source_is_not_set(captur
     assert done.code == 0, done.output
     assert "The source does not answer: The variable LOST_DSN" in done.out
     assert f'ALTER PUBLICATION "{captured.slot}_f" DROP TABLE "public"."far";' in done.out
+
+
+def test_the_last_table_of_a_log_is_not_withdrawn_as_nobody_would_read_its_slot(
+    captured: SourceUnderTest,
+) -> None:
+    assert command("capture", "--once").code == 0
+    assert command("contracts", "withdraw", "goes", "--yes").code == 0
+    own = captured.settings.source
+    refused = command("contracts", "withdraw", "stays", "--yes")
+    assert refused.code == 1, refused.output
+    assert f"stays is the last table of {own}" in refused.err and f"sources retire {own}" in refused.err
+    assert in_force() == {f"{own}.stays", "f.far"}
+    assert command("sources", "retire", own, "--yes").code == 0
+    assert captured.query(f"SELECT FROM pg_replication_slots WHERE slot_name = '{captured.slot}'") == []
+
+
+def test_a_slot_of_a_log_without_contracts_is_a_problem_until_the_source_is_retired(
+    captured: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its contracts are gone, however that came about, and the server keeps its WAL for nobody."""
+
+    def unread() -> list[str]:
+        found = json.loads(command("alarms", "--json").out)["problems"]
+        return [each["fix"] for each in found if each["kind"].startswith("unread slot")]
+
+    assert command("capture", "--once").code == 0
+    assert unread() == []
+    own = captured.settings.source
+    for table in ("stays", "goes"):
+        (Path("contracts") / "data" / f"{table}.json").unlink()
+    assert command("contracts", "use", str(Path("contracts") / "data"), "--yes").code == 0
+    assert unread() == [f"omnisupport-ingest sources retire {own}"]
+    seen = " ".join(command("status").out.split())
+    assert f"no table of {own} has a contract, and the server keeps its WAL for slot {captured.slot}" in seen
+    # The same of a log that is not the home's own.
+    definitions = Path("contracts") / "sources"
+    definitions.mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": own,
+        "kind": "postgres_log",
+        "description": "A database.",
+        "connection": {"env": "OTHER_DSN"},
+        "log": {"slot": captured.slot, "publication": captured.slot},
+    }
+    (definitions / f"{own}.json").write_text(json.dumps(definition))
+    monkeypatch.setenv("OTHER_DSN", captured.dsn)
+    monkeypatch.setenv("OMNISUPPORT_SOURCE", "f")
+    assert unread() == [f"omnisupport-ingest sources retire {own}"]
+    assert command("sources", "retire", own, "--yes").code == 0
+    assert unread() == []

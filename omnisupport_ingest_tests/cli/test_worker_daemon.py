@@ -20,7 +20,7 @@ from omnisupport_ingest.settings import Settings
 def told(batches):
     import os
     import pyarrow as pa
-    imported = "omnisupport_ingest.layers.fold_tasks" in sys.modules
+    imported = "omnisupport_ingest.layers.dimension.fold_tasks" in sys.modules
     program = Path(f"/proc/{os.getppid()}/cmdline").read_text()
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"told": [f"{imported} {'cli.worker_daemon' in program}"]})

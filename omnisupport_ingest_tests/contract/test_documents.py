@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -13,11 +15,15 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contract, load_contracts
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.contracts.sources import load_source
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.debezium.land import Inlet
 from omnisupport_ingest.sources.debezium.lines import Lines
+from omnisupport_ingest.sources.manifests.events import examine_events, land_events
 from omnisupport_ingest.sources.manifests.examine import examine
 from omnisupport_ingest.sources.manifests.formats import records
 from omnisupport_ingest.sources.manifests.policies import CDC, MODES, ROW_MODES
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
+from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 CONTRACTS = program_file("contracts/data")
 SOCIAL = program_file("contracts/social/data")
@@ -110,11 +116,22 @@ def test_seed_manifest_describes_its_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MANIFEST_FILES, ids=name_of)
-def test_seed_rows_keep_the_contract_and_no_gate_finds_a_fault(path: Path) -> None:
-    seed = load_manifest(path, load_contracts(CONTRACTS))
+def test_seed_rows_keep_the_contract_and_no_gate_finds_a_fault(path: Path, tmp_path: Path) -> None:
+    contracts = load_contracts(CONTRACTS)
+    seed = load_manifest(path, contracts)
+    taken = load_source(SOURCES / f"{seed.contract.source}.json").licenses
+    if seed.load_mode == CDC:
+        now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+        store = LandingStore(tmp_path, seed.contract.source)
+        into = Inlet(store, WindowGrid(WindowSize(60), now - timedelta(days=7)), contracts, "support_desk")
+        assert examine_events(seed, into, taken).faults == []
+        for event in (each for file in land_events(seed, into, taken).batches for each in file.files):
+            rows = pq.ParquetFile(store.path_of(event)).read().to_pylist()
+            for after in (json.loads(row["after"]) for row in rows if row["after"] is not None):
+                assert RowRules(seed.contract).broken(after) == []
+        return
     if seed.load_mode not in ROW_MODES:
         return
-    taken = load_source(SOURCES / f"{seed.contract.source}.json").licenses
     assert examine(seed, taken).faults == []
     keys = {
         tuple(record.row[name] for name in seed.contract.key)
@@ -133,6 +150,15 @@ def test_json_rows_are_rows_of_the_contract_as_a_json_schema(path: Path) -> None
         if seed.load_mode in ROW_MODES and file.path.suffix == ".jsonl":
             for line in file.path.read_bytes().splitlines():
                 row_schema.validate(json.loads(line))
+
+
+def test_every_time_of_omnisupports_tickets_is_a_cursor_candidate_with_a_reason() -> None:
+    document = json.loads((CONTRACTS / "omnisupport_tickets.json").read_text())
+    cursor = document["x-cdc"]["cursor"]
+    usable = {each["column"]: each["usable"] for each in cursor["candidates"]}
+    assert usable == {"updated_at": True, "created_at": False, "resolved_at": False}
+    times = {name for name, each in document["properties"].items() if each["x-pg-type"] == "timestamptz"}
+    assert usable.keys() == times and usable[cursor["field"]]
 
 
 def test_a_ticket_of_omnisupport_is_what_was_agreed() -> None:

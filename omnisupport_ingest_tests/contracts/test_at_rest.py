@@ -11,7 +11,7 @@ import pytest
 
 from omnisupport_ingest.contracts.at_rest import encrypted_columns, readable_columns
 from omnisupport_ingest.contracts.load import load_contract
-from omnisupport_ingest.contracts.model import ContractError, Subject, TableContract
+from omnisupport_ingest.contracts.model import ContractError, Contracts, Subject, TableContract
 
 DOCUMENT: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -91,3 +91,69 @@ def test_what_cannot_be_carried_out_is_refused(
     with pytest.raises(ContractError, match=problem) as refused:
         contract(tmp_path, at_rest, **policy)
     assert "people.json" in refused.value.problem and refused.value.fix
+
+
+def of_type(folder: Path, table: str, pg_type: str, subject: str = "customer") -> TableContract:
+    """Return a contract whose column ``owner`` has ``pg_type`` and names the subject."""
+    document = copy.deepcopy(DOCUMENT)
+    kind = "integer" if pg_type in ("bigint", "integer") else "string"
+    document["properties"]["owner"] = {"type": [kind, "null"], "x-pg-type": pg_type, "description": "Whose."}
+    at_rest = {"pii": "encrypted", "subject": subject, "subject_column": "owner"}
+    document["x-cdc"] |= {"table": table, "at_rest": at_rest}
+    path = folder / f"{table}.json"
+    path.write_text(json.dumps(document))
+    return load_contract(path)
+
+
+@pytest.mark.parametrize(
+    "pg_type",
+    [
+        "bpchar",
+        "numeric",
+        "decimal",
+        "numeric[]",
+        "numrange",
+        "citext",
+        "public.citext",
+        "citext[]",
+        "interval",
+        "interval(3)",
+        "interval day to second",
+        "jsonb",
+    ],
+)
+def test_a_subject_that_may_be_spelled_in_two_ways_is_refused(tmp_path: Path, pg_type: str) -> None:
+    with pytest.raises(ContractError, match="may write one value in two ways"):
+        of_type(tmp_path, "orders", pg_type)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("bigint", "integer", True),
+        ("bigint", "numeric(10)", True),
+        ("text", "character varying(8)", True),
+        ("uuid", "uuid", True),
+        ("bigint", "text", False),
+        ("uuid", "text", False),
+        ("bigint", "numeric(40)", True),
+        ("bigint", "numeric(10,2)", False),
+        ("numeric(10,2)", "decimal(10, 2)", True),
+        ("numeric(10,2)", "numeric(10,3)", False),
+        ("decimal(5,-2)", "numeric(5,-2)", True),
+        ("character(8)", "char(8)", True),
+        ("character(8)", "bpchar(9)", False),
+        ("character", "char(1)", True),
+        ("character(8)", "character varying(8)", False),
+    ],
+)
+def test_tables_share_a_subject_only_if_they_spell_it_alike(
+    tmp_path: Path, one: str, other: str, alike: bool
+) -> None:
+    tables = (of_type(tmp_path, "orders", one), of_type(tmp_path, "tickets", other))
+    if alike:
+        assert len(Contracts(tables)) == 2
+    else:
+        with pytest.raises(ContractError, match="one subject would have two keys"):
+            Contracts(tables)
+    assert len(Contracts((tables[0], of_type(tmp_path, "tickets", other, "agent")))) == 2

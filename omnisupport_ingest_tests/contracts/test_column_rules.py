@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.contracts.column_rules import ColumnRules, surely_kept
 from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.pandera_schema import broken_rows, pandera_schema
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.contracts.typed_values import typed_array
@@ -146,3 +147,15 @@ def test_rows_pass_the_gate_unseen_only_if_no_value_of_theirs_may_break_a_rule(
 
     assert not kept or passes(kept)
     assert not any(passes([*kept, each]) for each in broken)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(columns(), st.lists(values, min_size=1, max_size=12))
+def test_no_rows_pass_the_gate_unseen_that_pandera_refuses(column: Column, texts: list[str | None]) -> None:
+    contract = replace(lanes.CONTRACT, columns=(column,), key=("value",))
+    written = typed_array(pa.array(texts, pa.string()), column.type)
+    # A dimension has texts that are no value of their type beside the typed columns.
+    fitting = [text is None or value.is_valid for text, value in zip(texts, written, strict=True)]
+    rows = pa.table({"value": written.filter(pa.array(fitting))})
+    if surely_kept(rows, contract):
+        assert not list(broken_rows(rows, pandera_schema(contract)))

@@ -22,13 +22,14 @@ from omnisupport_ingest.contracts.decision_table import (
     SCENARIOS,
     STOP,
     DecisionTable,
+    DetectedScenario,
     Detector,
-    Finding,
     default_decision_table,
     load_decision_table,
 )
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.layers.scenarios import Stopped, Tallies, refuse_stopped
+from omnisupport_ingest.contracts.row_columns import RowColumns
+from omnisupport_ingest.layers.events.scenarios import Stopped, Tallies, refuse_stopped
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.oracle.judging import FOUND_BY
 
@@ -88,11 +89,13 @@ OF_EVENTS: Mapping[str, Mapping[str, Any]] = {
     "collision": {"collision": True},
     "older_epoch": {"newest_epoch_before": 2},
     "malformed_image": {"after": '{"id":"1","ti'},
+    "schema_mismatch": {"after": '{"id":"1","title":"fine","more":null}'},
     "row_rule": {"after": '{"id":"1","title":"too long"}'},
     "batch_rejected": {"batch_id": "b1"},
     "out_of_order_event": {"misplaced": True},
     "too_late_arrival": {"watermark_before": NOON + timedelta(hours=4)},
     "late_arrival": {"watermark_before": NOON + timedelta(hours=2)},
+    "discarded_event": {"decided": "discard"},
     "duplicate_position": {"copy": 2},
 }
 """What is otherwise about an event of each scenario."""
@@ -106,23 +109,27 @@ def decisions(**actions: str) -> DecisionTable:
     return replace(table, decisions=decided)
 
 
-def judged(event: Mapping[str, Any], table: DecisionTable) -> tuple[str, Finding | None]:
+def judged(event: Mapping[str, Any], table: DecisionTable) -> tuple[str, DetectedScenario | None]:
     """The verdict of an event, and what was found of it."""
-    arrays = {name: pa.array([value], TYPES.get(name)) for name, value in event.items()}
+    arrays = {name: pa.array([value], TYPES.get(name)) for name, value in event.items() if name != "decided"}
     of_batch = (event["window"], "public", "tickets", event.get("batch_id", ""))
     rejected = {of_batch: ("title:max_length",)} if "batch_id" in event else {}
-    judging_rules = JudgingRules((CONTRACT,), table, timedelta(hours=1), rejected=rejected)
+    columns = {CONTRACT.table_name: RowColumns.of(CONTRACT, bare=False)}
+    reviews = {(1, 1, 0, 7): event["decided"]} if "decided" in event else {}
+    judging_rules = JudgingRules(
+        (CONTRACT,), table, timedelta(hours=1), reviews, rejected=rejected, row_columns=columns
+    )
     (batch,) = judge_batches([pa.RecordBatch.from_pydict(arrays)], judging_rules)
     (found,) = batch.to_pylist()
     reason = found["reason"]
-    return found["verdict"], None if reason is None else Finding(reason, found["detector"])
+    return found["verdict"], None if reason is None else DetectedScenario(reason, found["detector"])
 
 
 @pytest.mark.parametrize("op", "crud")
 @pytest.mark.parametrize("broken", [{"key": None}, {"key": '["7",null]'}, {"moved_from_key": "[null]"}])
 def test_an_event_whose_key_is_null_in_part_is_of_no_row(op, broken):
     given = FINE | {"op": op} | broken
-    assert judged(given, decisions()) == ("quarantined", Finding("malformed_image", "envelope"))
+    assert judged(given, decisions()) == ("quarantined", DetectedScenario("malformed_image", "envelope"))
 
 
 def test_a_key_may_spell_null():
@@ -167,7 +174,10 @@ def test_no_detector_finds_what_another_one_is_to_find():
 @pytest.mark.parametrize("scenario", JUDGED)
 def test_an_event_in_quarantine_names_what_found_it(scenario):
     table = decisions(**{scenario: "quarantine"})
-    assert judged(FINE | OF_EVENTS[scenario], table) == ("quarantined", Finding(scenario, FOUND_BY[scenario]))
+    assert judged(FINE | OF_EVENTS[scenario], table) == (
+        "quarantined",
+        DetectedScenario(scenario, FOUND_BY[scenario]),
+    )
 
 
 @pytest.mark.parametrize("scenario", [name for name in JUDGED if STOP in SCENARIOS[name].actions])

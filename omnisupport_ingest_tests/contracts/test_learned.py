@@ -9,7 +9,6 @@ import pytest
 from omnisupport_ingest.contracts.learned import (
     LearnedColumns,
     LearnedUnreadable,
-    learned_stamp,
     with_learned,
 )
 from omnisupport_ingest.contracts.load import contract_of
@@ -17,14 +16,13 @@ from omnisupport_ingest_tests.layers.test_versions import DOCUMENT, NOTE, SIZE
 
 
 def test_a_learned_column_is_in_force_and_raises_the_version(tmp_path: Path) -> None:
-    learned, before = LearnedColumns(tmp_path, "desk"), learned_stamp(tmp_path)
+    learned = LearnedColumns(tmp_path, "desk")
     assert with_learned(tmp_path, DOCUMENT) == DOCUMENT
     learned.learn("tickets", {"note": NOTE | {"default": None}})
     learned.learn("tickets", {"note": SIZE, "size": SIZE})
     found = contract_of(with_learned(tmp_path, DOCUMENT), Path("tickets.json"))
     assert (found.version, found.column_names) == ("1.2.0", ("id", "note", "size"))
     assert found.column("note").pg_type == "text", "a line that is there stays"
-    assert learned_stamp(tmp_path) != before
 
 
 def test_a_file_that_says_what_was_learned_is_the_contract_in_force(tmp_path: Path) -> None:
@@ -44,3 +42,14 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "learned" / "desk.json").write_text("{")
     with pytest.raises(LearnedUnreadable, match=r"desk\.json"):
         with_learned(tmp_path, DOCUMENT)
+
+
+def test_what_the_contract_has_lost_does_not_come_back(tmp_path: Path) -> None:
+    learned = LearnedColumns(tmp_path, "desk")
+    learned.forget_others("tickets", ())
+    learned.learn("tickets", {"note": NOTE, "size": SIZE})
+    learned.learn("agents", {"note": NOTE})
+    learned.forget_others("tickets", {"id", "note"})
+    assert set(learned.of("tickets")) == {"note"} and set(learned.of("agents")) == {"note"}
+    learned.forget_others("tickets", ())
+    assert with_learned(tmp_path, DOCUMENT) == DOCUMENT

@@ -28,11 +28,11 @@ VALUES: dict[str, list[str]] = {
     "e-mail address": ["ada@example.org", "eve.b+x@mail.example.co.uk", "o'neil@x-y.de"],
     "phone number": [
         *("+41 79 123 45 67", "(030) 1234567", "0049-30-123456", "+14155550132"),
-        *("(415) 555-0132", "415-555-0132", "415.555.0132"),
+        *("(415) 555-0132", "415-555-0132", "415.555.0132", "1-415-555-0132", "020 7946 0018"),
     ],
     "card number": ["4111 1111 1111 1111", "5500-0000-0000-0004", "340000000000009"],
     "IBAN": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "CH9300762011623852957"],
-    "IP address": ["192.0.2.7", "2001:db8::1", "10.0.0.0/8"],
+    "IP address": ["192.0.2.7", "2001:db8::1", "10.0.0.0/8", "192.0.2.7:443"],
 }
 NONE = [
     "4111 1111 1111 1112",
@@ -43,6 +43,10 @@ NONE = [
     "12345678",
     "4155550132",
     "115-555-0132",
+    "01.02.2024",
+    "01/02/2024",
+    "0012345678905",
+    "GB82 WEST 1234 5698 7654 3",
     "x",
 ]
 TESTS = {
@@ -123,9 +127,22 @@ def test_other_texts_of_words_are_no_names(texts: list[str]) -> None:
     assert one(Column("x1", "text"), *texts) is None
 
 
-def test_a_text_with_addresses_in_it_is_free_text() -> None:
-    found = one(Column("x", "text"), "write to ada@example.org", "nothing", "else")
+@pytest.mark.parametrize(
+    ("pg_type", "texts"),
+    [
+        ("text", ["write to ada@example.org", "nothing", "else"]),
+        ("text", ["pay to GB82 WEST 1234 5698 7654 32 please", "nothing", "else"]),
+        ("text", ["the card 4111 1111 1111 1111", "5500-0000-0000-0004, expired", "else"]),
+        ("jsonb", ['{"iban": "DE89370400440532013000"}', "{}", "[]"]),
+    ],
+)
+def test_a_text_with_personal_data_in_it_is_free_text(pg_type: str, texts: list[str]) -> None:
+    found = one(Column("x", pg_type), *texts)
     assert found is not None and (found.what, found.policy_text) == ("free text", "mask (text)")
+
+
+def test_one_long_number_in_many_texts_is_no_card() -> None:
+    assert one(Column("x", "text"), "parcel 4111 1111 1111 1111", "nothing", "else", "more") is None
 
 
 @pytest.mark.parametrize(
@@ -145,6 +162,15 @@ def test_a_text_with_addresses_in_it_is_free_text() -> None:
         (Column("card_number", "text"), "drop"),
         (Column("id_number", "text"), "drop"),
         (Column("email", "jsonb[]"), "drop"),
+        (Column("email2", "text"), "mask (email)"),
+        (Column("phone1", "text"), "mask (phone)"),
+        (Column("tel_no", "text"), "mask (phone)"),
+        (Column("addresses", "inet[]"), "drop"),
+        (Column("customer_name", "text"), "mask (name)"),
+        (Column("vat_id", "text"), "drop"),
+        (Column("ipaddress", "text"), "hash"),
+        (Column("dateOfBirth", "date"), "hash"),
+        (Column("sha256", "text"), None),
         (Column("address", "text[]"), "drop"),
         (Column("email_verified", "boolean"), None),
         (Column("email_sent_at", "timestamptz"), None),

@@ -80,6 +80,18 @@ def test_an_expression_that_may_not_be_is_refused_where_the_contract_is_read(
     assert "t.json at $.x-cdc.quality.rules[0].expression: " in str(refused.value)
 
 
+def test_a_column_named_like_a_keyword_is_to_be_quoted() -> None:
+    columns = (Column("at", "timestamptz"), Column("end", "bigint"), Column("id", "bigint"))
+    for expression, names in (("at > '2026-01-01'", '"at"'), ("end > id AND id > at", '"at", "end"')):
+        with pytest.raises(ExpressionProblem, match="is no expression of SQL") as refused:
+            columns_of(expression, columns)
+        assert refused.value.fix.startswith(f"Write {names} in double quotes")
+    with pytest.raises(ExpressionProblem) as refused:
+        columns_of("id > \"at\" AND 'end' = (", columns)
+    assert refused.value.fix.startswith("Correct it")
+    assert columns_of('"end" > id', columns) == ("end", "id")
+
+
 @pytest.mark.parametrize(
     ("expression", "columns"),
     [

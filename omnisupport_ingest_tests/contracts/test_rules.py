@@ -26,7 +26,7 @@ from omnisupport_ingest.contracts.column_rules import surely_kept
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pandera_schema import GateFailed, broken_rows, failures, failures_of_few
 from omnisupport_ingest.contracts.quality import ExpressionRule, Policies, Quality
-from omnisupport_ingest.contracts.row_rules import RowRules, policies_of
+from omnisupport_ingest.contracts.row_rules import VALUE_RULES, RowRules, ValueRule, policies_of
 from omnisupport_ingest.contracts.typed_values import typed_array
 from omnisupport_ingest_tests.examples import examples
 
@@ -151,6 +151,28 @@ def test_columns_that_were_not_sent_are_not_judged() -> None:
     assert RULES.broken({"priority": "9"}) == ["priority:maximum"]
 
 
+_RULED: dict[str, tuple[Column, str]] = {
+    "enum": (Column("c", "text", enum=("a",)), "b"),
+    "minimum": (Column("c", "integer", minimum=Decimal(2)), "1"),
+    "maximum": (Column("c", "integer", maximum=Decimal(2)), "3"),
+    "max_length": (Column("c", "text", max_length=1), "ab"),
+    "pattern": (Column("c", "text", pattern="^a$"), "b"),
+}
+"""By rule of values: a column that has it alone, and a value that breaks it."""
+
+
+@pytest.mark.parametrize("rule", VALUE_RULES, ids=lambda rule: rule.name)
+def test_every_rule_of_values_is_known_to_all_that_judge(rule: ValueRule) -> None:
+    column, wrong = _RULED[rule.name]
+    contract = replace(CONTRACT, key=("c",), columns=(column,))
+    assert RowRules(contract).broken({"c": wrong}) == [f"c:{rule.name}"]
+    rows = pa.table({"c": typed_array(pa.array([wrong]), column.type)})
+    assert not surely_kept(rows, contract)
+    assert failures_of_few(rows, contract) == {f"c:{rule.name}": 1}
+    let_pass = replace(column, policies=Policies(((rule.name, "warn"),)))
+    assert failures_of_few(rows, replace(contract, columns=(let_pass,))) == {}
+
+
 def test_every_rule_has_a_name_of_its_own() -> None:
     names = RULES.names
     assert len(set(names)) == len(names) and "label:pattern" in names
@@ -273,11 +295,13 @@ def test_the_gate_looks_whatever_the_variables_of_pandera_say(variable: tuple[st
 def test_pandera_says_of_each_row_what_the_row_rules_say(rows: list[Image], policies: bool) -> None:
     """By the number of the row: pandera judges rows, and nothing of ours tells it how."""
     contract = WITH_POLICIES if policies else CONTRACT
+    typed = typed_rows(rows, contract)
     rules, given = RowRules(contract), policies_of(contract)
     verdicts: list[set[str]] = [set() for _ in rows]
-    for broken in broken_rows(typed_rows(rows, contract), pandera_schema.pandera_schema(contract)):
+    for broken in broken_rows(typed, pandera_schema.pandera_schema(contract)):
         assert broken.rule not in verdicts[broken.row]
         verdicts[broken.row].add(broken.rule)
+    assert not (surely_kept(typed, contract) and any(verdicts))
     # NOT NULL of a column whose values may not fit, and text that is no number in an exact
     # numeric, are for the row rules alone.
     due = [

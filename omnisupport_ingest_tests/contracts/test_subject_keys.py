@@ -48,8 +48,14 @@ def test_a_file_that_is_lost_is_not_begun_anew(keys: SubjectKeys, tmp_path: Path
     other = SubjectKeys(tmp_path / "other" / "keys" / "subjects.sqlite")
     other.keys_of([ADA])
     shutil.copytree(other.path.parent, keys.path.parent)
-    with pytest.raises(SubjectKeysUnreadable, match="is not the one"):
-        keys.keys_of([ADA])
+    for attempt in (
+        lambda: keys.keys_of([ADA]),
+        lambda: keys.destroy([key.id]),
+        lambda: keys.name_windows("desk", {key.id: ["w"]}),
+        lambda: keys.note_names("desk", {"public.people": "customer"}),
+    ):
+        with pytest.raises(SubjectKeysUnreadable, match="is not the one"):
+            attempt()
     shutil.rmtree(keys.path.parent)
     shutil.copytree(kept, keys.path.parent)
     (again,) = keys.keys_of([ADA])
@@ -65,3 +71,11 @@ def test_looking_makes_no_key_and_destroying_leaves_none_to_make(keys: SubjectKe
     assert keys.destroy([ada]) == 0
     (key,) = keys.keys_of([ADA])
     assert (key.id, key.secret) == (ada, None)
+
+
+def test_windows_that_are_named_are_made_again_only_once_the_key_is_destroyed(keys: SubjectKeys) -> None:
+    (ada,) = keys.keys_of([ADA])
+    keys.name_windows("desk", {ada.id: ["w"]})
+    assert keys.destroyed_by_window("desk") == {}, "a run that reads the value now must not count as new"
+    keys.destroy([ada.id])
+    assert keys.destroyed_by_window("desk").keys() == {"w"}

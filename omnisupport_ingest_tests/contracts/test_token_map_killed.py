@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +66,32 @@ def test_a_map_whose_making_was_cut_short_is_made_when_it_is_needed(tmp_path: Pa
     assert tokens.version() == NO_MAP
     tokens.make()
     assert tokens.version() != NO_MAP and tokens.tokens_of(["ada"])
+
+
+def test_no_copy_of_a_forgotten_value_stays_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def without_overwriting(*given: Any, **named: Any) -> sqlite3.Connection:
+        # As most builds of SQLite are; others overwrite unless they are told not to.
+        base = connect(*given, **named)
+        base.execute("PRAGMA secure_delete = OFF")
+        return base
+
+    monkeypatch.setattr(sqlite3, "connect", without_overwriting)
+    tokens = TokenMap(tmp_path / "tokens.sqlite")
+    tokens.make()
+    # In the order of their hashes, so that pages are divided everywhere.
+    values = sorted(
+        (f"person-{each:05}@example.org" for each in range(3000)),
+        key=lambda each: sha256(each.encode()).digest(),
+    )
+    for start in range(0, len(values), 50):
+        tokens.tokens_of(values[start : start + 50])
+    forgotten = values[:200]
+    for value in forgotten:
+        token = tokens.token_of(value)
+        assert token is not None and tokens.forget(token)
+    content = tokens.path.read_bytes()
+    assert [each for each in forgotten if each.encode() in content] == []

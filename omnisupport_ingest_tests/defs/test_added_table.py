@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+from uuid import uuid4
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 from deltalake import DeltaTable
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs import keys
 from omnisupport_ingest.landing.manifest import StreamSpan
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.layers import story as stories
@@ -20,6 +24,8 @@ from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Comm
 pytestmark = pytest.mark.usefixtures("spark")
 
 NOTE = Commit(10, 1, [Change("c", 1, {"title": "note", "body": None})])
+SECOND = Commit(20, 70, [Change("c", 2, {"title": "two", "body": None})])
+RANGE = "dagster/asset_partition_range"
 LABELS = Commit(
     20, 2, [Change("c", 1, {"title": "bug", "body": None}), Change("c", 2, {"title": "idea", "body": "x"})]
 )
@@ -95,3 +101,65 @@ def test_a_contract_file_brings_the_rows_that_landed_before_it_into_a_dimension(
             "schema_as_contracted": True,
             "rules_kept": True,
         }
+
+
+class Served:
+    """The sensor of a code server that loaded the definitions before the documents were edited; each run
+    loads them again."""
+
+    def __init__(self, story: Story, instance: dg.DagsterInstance) -> None:
+        self._workspace = Workspace.open(story.workspace.settings)
+        self._definitions = build_definitions(self._workspace)
+        self._instance = instance
+
+    def requests(self) -> list[dg.RunRequest]:
+        sensor = self._definitions.get_repository_def().get_sensor_def(f"wal_batches_{SOURCE}")
+        result = sensor(dg.build_sensor_context(self._instance), workspace=self._workspace)
+        return result.run_requests or []
+
+    def run(self, request: dg.RunRequest) -> None:
+        """Execute the run as the daemon creates it, by the definitions of a new process."""
+        name, only = f"ingest_{SOURCE}", request.asset_selection
+        run = dg.DagsterRun(
+            job_name=name,
+            run_id=str(uuid4()),
+            tags={keys.TAKE_NEW_TAG: "true", **request.tags, "dagster/run_key": request.run_key},
+            asset_selection=None if only is None else frozenset(only),
+        )
+        self._instance.add_run(run)
+        as_now = build_definitions(Workspace.open(self._workspace.settings)).resolve_job_def(name)
+        execute_run(InMemoryJob(as_now), run, self._instance, raise_on_error=True)
+
+    def settle(self) -> list[tuple[str, str]]:
+        """Run what the sensor requests until it requests nothing; return the ranges of windows."""
+        found = []
+        while requests := self.requests():
+            for each in requests:
+                found.append((each.tags[f"{RANGE}_start"], each.tags[f"{RANGE}_end"]))
+                assert len(found) < 5, found
+                self.run(each)
+        return found
+
+
+def test_the_sensor_follows_a_contract_that_is_edited_while_it_runs(recent_story: Story):
+    with dg.DagsterInstance.ephemeral() as instance:
+        served = Served(recent_story, instance)
+        (first,) = recent_story.land(NOTE).windows
+        assert served.settle() == [(first, first)]
+        contract = copy.deepcopy(CONTRACT)
+        contract["properties"]["title"]["maxLength"] = 3
+        recent_story.write_contract(contract)
+        # What landed before is judged again, with what lands now.
+        (second,) = recent_story.land(SECOND).windows
+        assert {window for each in served.settle() for window in each} == {first, second}
+        assert pending_windows(Workspace.open(recent_story.workspace.settings), SOURCE).nothing
+
+
+def test_the_sensor_requests_a_table_that_was_added_while_it_runs(recent_story: Story):
+    window = land_of_both_tables(recent_story)
+    with dg.DagsterInstance.ephemeral() as instance:
+        served = Served(recent_story, instance)
+        assert served.settle() == [(window, window)]
+        workspace = add_labels(recent_story)
+        assert served.settle() == [(window, window)]
+        assert shown(workspace) == {"notes": [(1, "note")], "labels": [(1, "bug"), (2, "idea")]}

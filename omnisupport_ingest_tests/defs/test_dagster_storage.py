@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from alembic.script import ScriptDirectory
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from sqlalchemy import select
 
 from omnisupport_ingest.defs.dagster_storage import (
     _OPEN_DATABASES,
@@ -19,9 +22,11 @@ from omnisupport_ingest.defs.dagster_storage import (
     KeptRunStorage,
     KeptScheduleStorage,
 )
+from omnisupport_ingest.defs.retention import remove_old_runs
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import write_dagster_home
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.layers.story import Story
 from omnisupport_ingest_tests.waiting import until
 
 _KILLED = """
@@ -164,3 +169,34 @@ def test_whoever_watches_a_run_is_told_what_another_process_records(
     until(lambda: len(seen) >= 5)
     assert [each for each in seen if each.startswith("event ")] == [f"event {number}" for number in range(5)]
     instance.dispose()
+
+
+@dg.asset_check(asset=orders)
+def counted() -> dg.AssetCheckResult:
+    """A check to execute."""
+    return dg.AssetCheckResult(passed=True)
+
+
+def test_a_run_that_is_deleted_leaves_no_file_and_of_its_checks_the_last_one(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    storage = instance.event_log_storage
+    assert isinstance(storage, KeptEventLogStorage)
+
+    def checks() -> list[str]:
+        with storage.index_connection() as connection:
+            table = AssetCheckExecutionsTable
+            found = connection.execute(select(table.c.run_id).order_by(table.c.id)).fetchall()
+        return [row[0] for row in found]
+
+    runs = [dg.materialize([orders, counted], instance=instance).run_id for _ in range(3)]
+    workspace = Story(tmp_path / "story").workspace
+    assert all(Path(storage.path_for_shard(each)).exists() for each in runs) and checks() == runs
+    assert remove_old_runs(instance, workspace, datetime.now(UTC) - timedelta(hours=1)) == 0
+    assert checks() == runs
+    assert remove_old_runs(instance, workspace, datetime.now(UTC) + timedelta(hours=1)) == 3
+    folder = Path(storage.path_for_shard(runs[0])).parent
+    assert {each.name.partition(".")[0] for each in folder.iterdir()} == {"index"}
+    assert checks() == runs[-1:]
+    again = made(instance)
+    assert instance.all_logs(again) and Path(storage.path_for_shard(again)).exists()

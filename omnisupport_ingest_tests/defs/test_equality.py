@@ -15,11 +15,20 @@ from omnisupport_ingest.contracts.pii_policies import HASH
 from omnisupport_ingest.contracts.sources import sources_in_force
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs.equality import CHECK, _result, build_equality
-from omnisupport_ingest.equality.checking import Checked
+from omnisupport_ingest.equality.bisecting import Differing
+from omnisupport_ingest.equality.checking import Checked, CheckOptions, _Round, not_comparable
+from omnisupport_ingest.equality.known_ranges import KnownRange, KnownRanges
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.read.verified import DIFFERS, NOT_COMPARABLE, Moment, Verified
+from omnisupport_ingest.read.verified import (
+    DIFFERS,
+    NOT_COMPARABLE,
+    PART_EQUAL,
+    Moment,
+    Verified,
+    write_verified,
+)
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 
@@ -81,6 +90,33 @@ def test_a_table_that_differs_names_the_command_for_its_source(tmp_path: Path) -
     result = _result(Checked(contract, note), NOW)
     assert result is not None and not result.passed
     assert (result.description or "").endswith("omnisupport-ingest verify support_desk --repair")
+
+
+@pytest.mark.parametrize("state", [PART_EQUAL, NOT_COMPARABLE])
+def test_a_known_difference_stays_an_error_until_a_comparison_finds_it_equal(
+    tmp_path: Path, state: str
+) -> None:
+    workspace = workspace_in(tmp_path, 5)
+    (contract, *_) = workspace.contracts.of_source("support_desk")
+    write_verified(
+        workspace.home, contract, Verified(contract.name, DIFFERS, NOW, why="differs", differing=2)
+    )
+    checks, moment = _Round(workspace, CheckOptions(), {}), Moment(1, Lsn(9), NOW)
+    differed = KnownRange(None, 5, equal=moment, tried=Lsn(8), differed=True)
+    equal = KnownRange("5", 5, equal=moment)
+    note = not_comparable(workspace, contract, "batches wait").note
+    if state == PART_EQUAL:
+        note = checks._note(contract, state, moment, KnownRanges("", (differed, equal)), Differing(5))
+    assert (note.state, note.differs, note.differing, note.differs_since) == (state, True, 2, NOW)
+    late = replace(note, waits_since=NOW - timedelta(hours=2))
+    result = _result(Checked(contract, late), NOW)
+    assert result is not None and not result.passed and result.severity is dg.AssetCheckSeverity.ERROR
+    assert (result.description or "").endswith("omnisupport-ingest verify support_desk --repair")
+    write_verified(workspace.home, contract, note)
+    mended = KnownRanges("", (replace(differed, differed=False, tried=None), equal))
+    assert not checks._note(contract, PART_EQUAL, moment, mended, Differing(5)).differs
+    unknown = KnownRanges("", (KnownRange(None, 5), equal))
+    assert checks._note(contract, PART_EQUAL, moment, unknown, Differing(5)).differs
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster_pyspark import LazyPySparkResource
 
+from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.defs import assets
+from omnisupport_ingest.defs import assets, keys
+from omnisupport_ingest.defs import history as history_assets
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.metadata import CONCEPTS
 from omnisupport_ingest.layers.workspace import Workspace
@@ -88,6 +91,32 @@ def test_a_history_that_cannot_be_read_does_not_keep_another_from_being_made(
         run = job.execute_in_process(instance=instance, raise_on_error=False)
     assert not run.success
     assert run.asset_materializations_for_node(HISTORY.to_python_identifier())
+
+
+def test_a_check_that_failed_covers_the_whole_history_until_it_passes(story: Story) -> None:
+    """The files of the last run alone may be right while another one is wrong."""
+    findings: list[CheckFinding] = []
+    seen: list[bool] = []
+
+    def finding(*_: object, whole: bool) -> CheckFinding:
+        seen.append(whole)
+        return findings.pop(0)
+
+    check = history_assets._check(contract=story.contract, finding=finding)
+    job = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(check))
+    resources = {"workspace": story.workspace, "pyspark": LazyPySparkResource(spark_config={})}
+    made = dg.AssetSpec(HISTORY)
+    definitions = dg.Definitions([made], asset_checks=[check], jobs=[job], resources=resources)
+    red, green = CheckFinding(False, "", {"compared": 1}), CheckFinding(True, "", {"compared": 1})
+    nothing_compared = CheckFinding(True, "", {"compared": 0})
+    findings += [green, red, red, nothing_compared, green, green]
+    with dg.DagsterInstance.ephemeral() as instance:
+        while findings:
+            run = definitions.resolve_job_def("checks").execute_in_process(
+                instance=instance, tags={keys.TAKE_NEW_TAG: "true"}
+            )
+            assert run.success
+    assert seen == [False, False, True, True, True, False]
 
 
 def rows(instance: dg.DagsterInstance, job: dg.JobDefinition) -> int:

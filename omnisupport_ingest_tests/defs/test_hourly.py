@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from uuid import uuid4
+
 import dagster as dg
 import pytest
 
@@ -17,14 +20,24 @@ JOBS = (f"audit_{SOURCE}", f"history_{SOURCE}")
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_nothing_is_scheduled_for_a_source_in_which_nothing_landed(story: Story, job: str) -> None:
+def test_nothing_is_scheduled_for_a_source_in_which_nothing_landed(
+    story: Story, job: str, tmp_path: Path
+) -> None:
     schedule = build_definitions(story.workspace).get_repository_def().get_schedule_def(f"hourly_{job}")
     assert (schedule.job_name, schedule.default_status) == (job, dg.DefaultScheduleStatus.RUNNING)
-    with dg.DagsterInstance.ephemeral() as instance:
-        context = dg.build_schedule_context(instance, resources={"workspace": story.workspace})
+    # A schedule opens its instance again, so this one is on disk.
+    with (
+        dg.DagsterInstance.local_temp(str(tmp_path)) as instance,
+        dg.build_schedule_context(instance, resources={"workspace": story.workspace}) as context,
+    ):
         tick = schedule.evaluate_tick(context)
         assert (tick.run_requests, tick.skip_message) == ([], f"Nothing of {SOURCE} has landed.")
         story.land(INSERT)
+        assert len(schedule.evaluate_tick(context).run_requests or ()) == 1
+        before = dg.DagsterRun(job_name=job, run_id=str(uuid4()), status=dg.DagsterRunStatus.STARTED)
+        instance.add_run(before)
+        assert not schedule.evaluate_tick(context).run_requests
+        instance.report_run_failed(before)
         assert len(schedule.evaluate_tick(context).run_requests or ()) == 1
 
 

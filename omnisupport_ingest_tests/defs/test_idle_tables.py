@@ -12,7 +12,7 @@ import pytest
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
-from omnisupport_ingest.layers.pending import Pending, pending_windows
+from omnisupport_ingest.layers.scheduling.pending import Pending, pending_windows
 from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest_tests.layers import story as stories
 from omnisupport_ingest_tests.layers.story import SOURCE

@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.metadata import CONCEPTS
-from omnisupport_ingest.layers import deduped, net_changes, raw
+from omnisupport_ingest.layers.dimension import net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.windows import KEY_FORMAT
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 

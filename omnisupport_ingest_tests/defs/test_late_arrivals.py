@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,7 +16,8 @@ from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.late_replay import EndedReplay, waiting_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.layers import story as stories
@@ -133,12 +135,58 @@ def test_backfill_that_failed_is_asked_for_again_after_a_while_under_another_id(
     story.land_file(LATE_ONE)
     sensor.tick()
     (backfill,) = sensor.backfills()
-    sensor.end(backfill, BulkActionStatus.FAILED)
+    # It took longer than the wait before the next attempt, which counts from its end.
+    took = backfill._replace(backfill_timestamp=time.time() - 3600).with_end_timestamp(time.time())
+    sensor.end(took, BulkActionStatus.FAILED)
     assert "the next is at" in sensor.tick().skip_reason.skip_message
-    monkeypatch.setattr("omnisupport_ingest.layers.late_replay.retry_at", lambda _, asked_at: asked_at)
+    monkeypatch.setattr(
+        "omnisupport_ingest.layers.scheduling.late_replay.retry_at", lambda _, ended_at: ended_at
+    )
+    # A person who cancels it has an hour.
+    sensor.end(took, BulkActionStatus.CANCELED)
+    assert "the next is at" in sensor.tick().skip_reason.skip_message
+    sensor.end(took, BulkActionStatus.FAILED)
     sensor.tick()
     again = {each.backfill_id for each in sensor.backfills()} - {backfill.backfill_id}
     assert again == {backfill.backfill_id.removesuffix("a1") + "a2"}
+
+
+def test_what_lands_late_in_a_window_whose_backfill_failed_waits_with_it_and_keeps_no_other_waiting(
+    story, sensor
+):
+    story.land_file(NEWEST)
+    story.land_file(LATE_ONE)
+    sensor.tick()
+    (backfill,) = sensor.backfills()
+    sensor.end(backfill.with_end_timestamp(time.time()), BulkActionStatus.CANCELED)
+    story.land_file(Commit(13, 31, [Change("c", 4, {"title": "again", "body": None})]))
+    assert "the next is at" in sensor.tick().skip_reason.skip_message
+    story.land_file(LATE_TWO)
+    sensor.tick()
+    (other,) = [each for each in sensor.backfills() if each.backfill_id != backfill.backfill_id]
+    assert windows_of(other) == {THIRD}
+
+
+def ended(second: int, *windows: str, succeeded: bool = False, cancelled: bool = False) -> EndedReplay:
+    return EndedReplay(frozenset(windows), stories.START + timedelta(seconds=second), succeeded, cancelled)
+
+
+@pytest.mark.parametrize(
+    ("replays", "waits"),
+    [
+        ([], {}),
+        ([ended(0, FIRST)], {FIRST: 5}),
+        ([ended(0, FIRST), ended(10, FIRST, THIRD)], {FIRST: 20, THIRD: 15}),
+        ([ended(10, FIRST), ended(0, FIRST)], {FIRST: 20}),
+        ([ended(0, FIRST), ended(10, FIRST, succeeded=True)], {}),
+        ([ended(0, FIRST), ended(10, FIRST, succeeded=True), ended(20, FIRST)], {FIRST: 25}),
+        ([ended(0, FIRST, cancelled=True)], {FIRST: 3600}),
+        ([ended(-4000, FIRST, cancelled=True), ended(-60, THIRD)], {}),
+    ],
+)
+def test_each_window_waits_longer_with_every_replay_of_it_that_fails(replays, waits):
+    found = waiting_windows(replays, stories.START)
+    assert {window: (until - stories.START).seconds for window, until in found.items()} == waits
 
 
 def test_window_with_late_events_is_left_out_by_the_forward_sensor(story, sensor, definitions):

@@ -22,7 +22,7 @@ from omnisupport_ingest.lake.file_index import FileIndex
 from omnisupport_ingest.lake.file_index_tables import TableLog
 from omnisupport_ingest.lake.log_entry import put_entry
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 
 CHECKS = ["counts_add_up", "no_collisions", "epochs_in_order", "windows_settled", "replays_explained"]

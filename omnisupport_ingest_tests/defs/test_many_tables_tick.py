@@ -18,7 +18,8 @@ from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.layers import deduped, dimensions, raw
+from omnisupport_ingest.layers.dimension import dimensions
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings

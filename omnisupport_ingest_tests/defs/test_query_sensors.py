@@ -7,12 +7,16 @@ import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs import query_sensors
+from omnisupport_ingest.layers.scheduling.pending import Pending, pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
@@ -50,10 +54,12 @@ class Ticks:
         self.due = repository.get_sensor_def("compare_desk")
         self.cursor: str | None = None
 
-    def add(self, number: int, minutes_ago: float) -> None:
+    def add(self, number: int, minutes_ago: float, **more: str) -> None:
         at = datetime.now(UTC) - timedelta(minutes=minutes_ago)
         text = at.strftime("%Y-%m-%d %H:%M:%S")
-        self.base.execute("INSERT INTO tickets VALUES (?, 's', ?)", (number, text))
+        row = {"id": number, "subject": "s", "updated_at": text, **more}
+        named = f"({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+        self.base.execute(f"INSERT INTO tickets {named}", tuple(row.values()))
 
     def tick(self) -> dg.SensorResult:
         with dg.DagsterInstance.ephemeral() as instance:
@@ -64,12 +70,17 @@ class Ticks:
         return result
 
     def landed(self) -> list[tuple[str, int]]:
+        return [(row["key"], row["ordinal"]) for row in self._landed()]
+
+    def rows(self) -> list[str]:
+        return [row["after"] for row in self._landed()]
+
+    def _landed(self) -> list[dict[str, Any]]:
         store = self.workspace.landing("desk")
-        found = []
+        found: list[dict[str, Any]] = []
         for batch in store.manifests():
             for file in batch.files:
-                rows = pq.read_table(store.path_of(file)).to_pylist()
-                found += [(row["key"], row["ordinal"]) for row in rows]
+                found += pq.read_table(store.path_of(file)).to_pylist()
         return found
 
 
@@ -147,3 +158,35 @@ def test_a_comparison_waits_until_the_lake_has_all(ticks: Ticks):
         ticks.add(1, 10)
         ticks.tick()
         assert "does not have all yet" in tick()
+
+
+def test_a_contract_that_is_edited_counts_for_the_next_tick(ticks: Ticks):
+    ticks.add(1, 10)
+    ticks.tick()
+    ticks.base.execute("ALTER TABLE tickets ADD COLUMN note TEXT")
+    note = {"type": ["string", "null"], "x-pg-type": "text", "description": "Note."}
+    document = contract_document({"field": "updated_at", "lookback": "PT1M"}, schema="main", note=note)
+    folder = ticks.workspace.settings.contracts_dir
+    assert folder is not None
+    (folder / "tickets.json").write_text(json.dumps(document))
+    ticks.add(2, 5, note="new")
+    ticks.tick()
+    assert '"note":"new"' in "".join(ticks.rows())
+
+
+def test_what_a_contract_has_learned_counts_for_the_comparison(ticks: Ticks, monkeypatch: pytest.MonkeyPatch):
+    ticks.add(1, 10)
+    ticks.tick()
+    note = {"type": ["string", "null"], "x-pg-type": "text", "description": "Note."}
+    LearnedColumns(ticks.workspace.home.path, "desk").learn("tickets", {"note": note})
+    used: list[Workspace] = []
+
+    def pending(workspace: Workspace, source: str) -> Pending:
+        used.append(workspace)
+        return pending_windows(workspace, source)
+
+    monkeypatch.setattr(query_sensors, "pending_windows", pending)
+    with dg.DagsterInstance.ephemeral() as instance:
+        ticks.due(dg.build_sensor_context(instance), workspace=ticks.workspace)
+    (contract,) = used[0].contracts.of_source("desk")
+    assert "note" in contract.column_names

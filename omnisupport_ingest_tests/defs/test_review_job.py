@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import run_layers

@@ -17,13 +17,14 @@ import psutil
 import pytest
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.run_coordinator.base import SubmitRunContext
+from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_launcher import PromptRunCoordinator, ReadyRunLauncher
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.processes import ProcessIdentity
-from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
+from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG, TARGET
 from omnisupport_ingest.settings import STORAGE_URL
 from omnisupport_ingest_tests.defs import waiting_job
 from omnisupport_ingest_tests.waiting import PATIENCE, until
@@ -103,7 +104,7 @@ def launching(tmp_path: Path) -> Iterator[Launching]:
             "pools": {"granularity": "op", "default_limit": 1},
             "runs": {
                 "max_concurrent_runs": 3,
-                "tag_concurrency_limits": [{"key": BESIDE_TAG, "limit": 2}],
+                "tag_concurrency_limits": [{"key": BESIDE_TAG, "value": BESIDE, "limit": 2}],
             },
         },
         "run_launcher": {
@@ -116,6 +117,13 @@ def launching(tmp_path: Path) -> Iterator[Launching]:
     (tmp_path / "dagster.yaml").write_text(json.dumps(config))
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         yield Launching(tmp_path, instance)
+
+
+@pytest.fixture
+def in_daemon(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Runs are submitted by the daemon."""
+    monkeypatch.setattr(PromptRunCoordinator, "in_daemon", True)
+    return monkeypatch
 
 
 def test_a_run_is_a_fork_that_is_named_before_its_first_step_and_ended_as_an_interrupt_of_it(
@@ -203,16 +211,37 @@ def test_a_run_of_another_machine_is_not_ended_here(
         assert not launching.pool_is_free
 
 
-def test_a_run_that_a_person_asks_for_again_waits_for_the_daemon(launching: Launching) -> None:
-    """The webserver that is asked may be on another machine than the daemon."""
-    first = launching.made({TAKE_NEW_TAG: "true"})
-    again = launching.made({TAKE_NEW_TAG: "true"})._replace(
-        parent_run_id=first.run_id, root_run_id=first.run_id
-    )
+def test_a_run_that_a_person_requests_waits_for_the_daemon(
+    launching: Launching, in_daemon: pytest.MonkeyPatch
+) -> None:
+    """The webserver that is asked may be on another machine than the daemon. Tags do not tell the runs apart:
+    histories and ingest runs may be launched by hand."""
     coordinator = launching.instance.run_coordinator
     with launching.standing():
-        assert coordinator.submit_run(SubmitRunContext(again, None)).status is Status.QUEUED
+        first = launching.made({TAKE_NEW_TAG: "true", BESIDE_TAG: BESIDE})
         assert coordinator.submit_run(SubmitRunContext(first, None)).status is Status.STARTING
+        in_daemon.undo()
+        for tags in ({TAKE_NEW_TAG: "true"}, {TAKE_NEW_TAG: "true", BESIDE_TAG: BESIDE}):
+            run = launching.made(tags)
+            assert coordinator.submit_run(SubmitRunContext(run, None)).status is Status.QUEUED
+
+
+def test_a_run_that_is_requested_again_is_not_the_process_of_its_parent(launching: Launching) -> None:
+    """It has all of its tags, those of Dagster's own launcher among them."""
+    gone = ProcessIdentity(2**22 - 3, 1, ProcessIdentity.current().boot)
+    server = {"host": "localhost", "socket": str(launching.folder / "gone.sock")}
+    again = launching.made({PROCESS_TAG: gone.text, GRPC_INFO_TAG: json.dumps(server)})
+    with launching.standing():
+        launching.instance.run_coordinator.submit_run(SubmitRunContext(again, None))
+        assert not launching.instance.run_launcher.terminate(again.run_id)
+        launching.instance.report_dagster_event(
+            dg.DagsterEvent(event_type_value="PIPELINE_STARTING", job_name=again.job_name), again.run_id
+        )
+        assert end_lost_runs(launching.instance) == []
+        launching.instance.launch_run(again.run_id, None)
+        until(lambda: launching.reached)
+        assert launching.instance.run_launcher.terminate(again.run_id)
+        until(lambda: launching.run(again.run_id).status is Status.CANCELED)
 
 
 def test_where_nothing_stands_ready_dagsters_own_launcher_is_asked(launching: Launching) -> None:
@@ -242,6 +271,7 @@ def test_a_daemon_that_is_killed_while_it_launches_a_run_leaves_nothing_that_beg
         assert end_lost_runs(launching.instance) == ([run.run_id] if lost else [])
 
 
+@pytest.mark.usefixtures("in_daemon")
 def test_an_ingest_run_is_launched_at_once_beside_others_and_queued_behind_any_other_run(
     launching: Launching,
 ) -> None:
@@ -256,11 +286,13 @@ def test_an_ingest_run_is_launched_at_once_beside_others_and_queued_behind_any_o
     with launching.standing():
         assert submitted({}) is Status.QUEUED
         # An audit that the queue has let go, and a history: as many of these as there may be.
-        launching.instance.launch_run(launching.made({BESIDE_TAG: "true"}).run_id, None)
+        launching.instance.launch_run(launching.made({BESIDE_TAG: BESIDE}).run_id, None)
         until(lambda: launching.reached)
-        assert submitted(take_new | {BESIDE_TAG: "true"}) is Status.STARTING
+        assert submitted(take_new | {BESIDE_TAG: BESIDE}) is Status.STARTING
         # One more history: those that many sources begin at the same minute are not all launched.
-        assert submitted(take_new | {BESIDE_TAG: "true"}) is Status.QUEUED
+        assert submitted(take_new | {BESIDE_TAG: BESIDE}) is Status.QUEUED
+        # A sync of a target may wait for a warehouse for hours; no ingest run waits for it.
+        launching.instance.launch_run(launching.made({BESIDE_TAG: TARGET}).run_id, None)
         for _ in range(3):
             assert submitted(take_new) is Status.STARTING
         # Three are in progress, which is as many as there may be.

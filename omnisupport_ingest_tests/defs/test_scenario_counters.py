@@ -11,15 +11,15 @@ import dagster as dg
 import pytest
 from dagster._core.execution.context.metadata_logging import OutputMetadataAccumulator
 
-from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
+from omnisupport_ingest.contracts.decision_table import SCENARIOS, DetectedScenario
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.assets import _mirror
 from omnisupport_ingest.defs.metadata import checkpoint_metadata
 from omnisupport_ingest.defs.sensors import _observed
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.layers.checkpoints import found_before, with_found
-from omnisupport_ingest.layers.pending import Pending
 from omnisupport_ingest.layers.plan import REPEATED
+from omnisupport_ingest.layers.scheduling.pending import Pending
 from omnisupport_ingest.layers.versions import found_in
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.layers.test_plan import CHECKPOINT
@@ -28,8 +28,8 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOTHING = Pending(
     windows=(), batches=0, landed=0, last_batch_id=None, last_lsn=None, watermark=None, gap=None
 )
-CONTRACT_CHANGE = Finding("contract_change", "contract_version")
-REVIEW_DECISION = Finding("review_decision", "review_ledger")
+CONTRACT_CHANGE = DetectedScenario("contract_change", "contract_version")
+REVIEW_DECISION = DetectedScenario("review_decision", "review_ledger")
 
 
 def mirrored(tags: dict[str, str]) -> dict[str, Any]:
@@ -75,14 +75,14 @@ def test_a_repeated_write_is_counted_in_the_run_that_asked_for_it() -> None:
     ],
 )
 def test_a_window_is_made_again_for_what_it_is_judged_by(
-    held: tuple[str, ...], wanted: tuple[str, ...], found: set[Finding]
+    held: tuple[str, ...], wanted: tuple[str, ...], found: set[DetectedScenario]
 ) -> None:
     assert found_in(held, wanted) == found
 
 
 def test_a_checkpoint_of_an_older_version_names_no_detectors_and_has_a_place_for_every_count() -> None:
     old = replace(CHECKPOINT, scenarios={"row_rule": 3})
-    assert found_before(old) == {Finding("row_rule", "contract"): 3}
+    assert found_before(old) == {DetectedScenario("row_rule", "contract"): 3}
 
 
 def test_landing_counts_gaps_and_recoveries_with_what_found_them() -> None:

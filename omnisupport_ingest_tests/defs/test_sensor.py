@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Timer
@@ -10,12 +11,16 @@ from uuid import uuid4
 import dagster as dg
 import pytest
 
+from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.defs import sensors
+from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.defs.sensors import SensorCursor
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import note_stopping
-from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest.settings import STORAGE_URL
+from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 FIRST_BATCH = Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})])
@@ -176,10 +181,59 @@ def test_a_lost_rewound_or_garbled_cursor_skips_nothing_and_repeats_nothing(stor
     assert repeated.run_requests[0].run_key == request.run_key
 
 
-def test_a_run_that_succeeded_without_committing_is_asked_for_under_another_key(story, sensor):
+def test_a_run_that_succeeded_and_settled_nothing_is_requested_again_after_a_wait_that_doubles(
+    story, sensor, monkeypatch
+):
     story.land(FIRST_BATCH)
     sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.SUCCESS)
+    waiting = sensor.tick()
+    assert not waiting.run_requests
+    assert "left 1 range of windows pending" in waiting.skip_reason.skip_message
+    for number, seconds in ((2, 6), (3, 11)):
+        pass_time(monkeypatch, timedelta(seconds=seconds))
+        again = sensor.tick().run_requests[0]
+        assert again.run_key.endswith(f"/a{number}")
+        sensor.launch(again, dg.DagsterRunStatus.SUCCESS)
+        assert not sensor.tick().run_requests
+    # What lands is new work, which does not wait: a chunk of a snapshot too, which moves no cursor.
+    before = SensorCursor.from_text(sensor.cursor).last_batch_id
+    story.land_chunk(FIRST_BATCH)
+    assert ranges(sensor.tick()) == [(FIRST, FIRST)]
+    assert SensorCursor.from_text(sensor.cursor).last_batch_id == before
+    story.land(SECOND_BATCH)
+    assert ranges(sensor.tick()) == [(FIRST, SECOND)]
+
+
+def test_other_rules_make_a_window_pending_that_a_run_has_made_and_nothing_waits(story, sensor):
+    story.land(FIRST_BATCH)
+    sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.SUCCESS)
+    story.write_contract(CONTRACT | {"x-cdc": CONTRACT["x-cdc"] | {"version": "1.0.1"}})
+    sensor._workspace = replace(story.workspace, contracts=load_contracts(story.contracts))
     assert sensor.tick().run_requests[0].run_key.endswith("/a2")
+
+
+def test_attempts_go_on_counting_when_older_runs_are_deleted(story, sensor, monkeypatch):
+    story.land(FIRST_BATCH)
+    runs = []
+    for number in range(3):
+        pass_time(monkeypatch, timedelta(seconds=60 * number))
+        runs.append(sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED))
+        sensor.fail(runs[-1])
+    sensor.lose(runs[0])
+    pass_time(monkeypatch, timedelta(seconds=60 * 3))
+    assert sensor.tick().run_requests[0].run_key.endswith("/a4")
+
+
+def test_a_tick_leaves_the_runs_of_other_machines_alone(story, sensor, monkeypatch):
+    """The UI of a machine that stands by evaluates sensors there, where nobody sees these processes."""
+    story.land(FIRST_BATCH)
+    run = sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)
+    elsewhere = ProcessIdentity(2**22 - 3, 1, "another")
+    sensor._instance.add_run_tags(run.run_id, {PROCESS_TAG: elsewhere.text})
+    monkeypatch.setenv(STORAGE_URL, "postgresql://records.example/dagster")
+    story.land(SECOND_BATCH)
+    assert not sensor.tick().run_requests
+    assert sensor._instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.STARTED
 
 
 def test_a_backfill_in_progress_covers_its_windows(story, sensor):

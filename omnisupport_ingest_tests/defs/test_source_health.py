@@ -20,6 +20,8 @@ from omnisupport_ingest.defs.source_health import CHECK, source_health_check
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.alarm import AlarmNotSent, send_alarm
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture.health import Health
+from omnisupport_ingest.sources.postgres.slot.retention import Level, SlotWarning
 from omnisupport_ingest_tests.sources.postgres.awkward import contract_document
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest, contract
@@ -106,6 +108,17 @@ def test_people_are_told_when_health_changes_and_not_at_every_tick(
     assert evaluation.passed
     assert [each["level"] for each in watch.told] == ["warning", "alarm", "well"]
     assert all("max_slot_wal_keep_size" in each["problems"][0]["fix"] for each in watch.told[:2])
+
+
+def test_a_warning_that_becomes_an_alarm_is_another_kind_beside_any_other_alarm() -> None:
+    def kinds(level: Level, size: str) -> tuple[str, ...]:
+        left_out = SlotWarning("Capture leaves out a table.", "fix", Level.ALARM)
+        return Health(
+            SOURCE, Level.ALARM, (left_out, SlotWarning(f"{size} GB are kept.", "fix", level))
+        ).kinds
+
+    assert kinds(Level.WARNING, "5.1") == kinds(Level.WARNING, "6.2")
+    assert kinds(Level.WARNING, "5.1") != kinds(Level.ALARM, "5.1")
 
 
 def test_dropped_slot_raises_the_alarm_with_its_repair(tickets: SourceUnderTest, watch: Watch) -> None:

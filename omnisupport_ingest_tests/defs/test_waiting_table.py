@@ -14,8 +14,8 @@ import pytest
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import checks, keys
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.retyping import ask_for
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.type_changes import ask_for
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.defs.test_added_table import add_labels, ingest, land_of_both_tables, shown
 from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Story

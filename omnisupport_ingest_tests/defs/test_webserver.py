@@ -18,7 +18,15 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from omnisupport_ingest.defs.webserver import Asked, Message, Receive, RequestGuard, Scope, Send, refusal
+from omnisupport_ingest.defs.webserver import (
+    Message,
+    Receive,
+    RequestFacts,
+    RequestGuard,
+    Scope,
+    Send,
+    refusal,
+)
 from omnisupport_ingest.runtime.ports import LOOPBACK, answers, free_port
 from omnisupport_ingest_tests.waiting import PATIENCE
 
@@ -30,8 +38,8 @@ EVIL = "http://evil.example"
 # ---- every kind of request, decided by its headers alone -----------------------------------------
 
 
-def asked(method: str, path: str, headers: dict[str, str]) -> Asked:
-    return Asked(method, path, PORT, {name: (value,) for name, value in headers.items()})
+def asked(method: str, path: str, headers: dict[str, str]) -> RequestFacts:
+    return RequestFacts(method, path, PORT, {name: (value,) for name, value in headers.items()})
 
 
 ANSWERED = {
@@ -160,7 +168,7 @@ def test_without_the_setting_no_other_name_is_answered() -> None:
 def test_a_header_that_comes_twice_is_refused(name: str) -> None:
     good = asked("POST", "/graphql", OWN | JSON)
     value = {"host": OWN["host"], **JSON, "origin": f"http://{LOOPBACK}:{PORT}"}.get(name, "same-origin")
-    twice = Asked(good.method, good.path, good.port, {**good.headers, name: (value, value)})
+    twice = RequestFacts(good.method, good.path, good.port, {**good.headers, name: (value, value)})
     assert refusal(twice, frozenset()) is not None
 
 

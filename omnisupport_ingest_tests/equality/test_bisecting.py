@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -12,6 +13,7 @@ from omnisupport_ingest.equality import bisecting
 from omnisupport_ingest.equality.bisecting import Differing, Remaining, differing
 from omnisupport_ingest.equality.checking import nothing_shown
 from omnisupport_ingest.equality.repairing import MOST_RANGES, ranges_to_read
+from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.read.verified import DIFFERS, EQUAL, PART_EQUAL
 
 
@@ -120,6 +122,15 @@ def test_a_row_that_the_lake_has_twice_is_told_by_its_range() -> None:
     assert found.spans == (EVERY_KEY,) and found.more
 
 
+def test_a_row_that_the_lake_has_twice_is_not_hidden_by_another_whose_text_alone_differs() -> None:
+    class Twice(Rows):
+        def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
+            return [RowChecksum(rows + 1, one + 5, two + 6) for rows, one, two in super().sums(cuts, spans)]
+
+    found = differing(Rows({1: (5, 6), 2: (7, 8)}), Twice({1: (5, 6), 2: (9, 9)}), EVERY_KEY, [])
+    assert found.without({("2",)}).spans == (EVERY_KEY,)
+
+
 @pytest.mark.parametrize(
     ("found", "ranges"),
     [
@@ -150,6 +161,22 @@ def test_rows_that_are_the_same_value_by_value_are_no_difference_whatever_their_
 def test_very_many_ranges_are_read_as_one() -> None:
     keys = tuple((str(2 * number),) for number in range(MOST_RANGES + 1))
     assert ranges_to_read(Differing(99, keys=keys), whole_numbers=True) == [(("0",), (str(2 * MOST_RANGES),))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_key_that_differs_is_read_again_whatever_its_columns_are(seed: int) -> None:
+    rng = Random(seed)
+    kinds = rng.choice([("integer", "integer"), ("text", "integer"), ("integer", "text")])
+
+    def value(kind: str) -> str:
+        number = rng.randrange(-5, 130)
+        return str(number) if kind == "integer" else f"{rng.choice('aBä')}{number}"
+
+    keys = tuple(sorted({tuple(value(kind) for kind in kinds) for _ in range(rng.choice([5, 60]))}))
+    found = ranges_to_read(Differing(999, (EVERY_KEY,), keys), whole_numbers=kinds[0] == "integer")
+    assert len(found) <= MOST_RANGES
+    ranges = [KeyRange(kinds, *(None if bound is None else tuple(bound) for bound in each)) for each in found]
+    assert not [key for key in keys if not any(each.holds(json.dumps(key)) for each in ranges)]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from omnisupport_ingest.equality.checking import (
     turn,
 )
 from omnisupport_ingest.equality.repairing import request_repair
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.verified import (
@@ -116,6 +116,7 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     behind = story.check("UPDATE notes SET title = 'four' WHERE id = 3", take_in=False, patience=1.0)
     assert behind.note.state == NOT_COMPARABLE and "landing is at" in behind.note.why, behind.note
     assert behind.note.through == through and behind.note.waits_since is not None
+    assert behind.note.differs and behind.note.differing == 1, "what is known to differ is not forgotten"
 
     with source.connected() as writer, writer.cursor() as cursor:
         cursor.execute("BEGIN; UPDATE notes SET title = 'open' WHERE id = 4")
@@ -151,7 +152,7 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     assert {"verified_through_lsn", "verified_through"} <= evaluation.metadata.keys()
 
     after = story.check()
-    assert after.note.waits_since is None
+    assert after.note.waits_since is None and not after.note.differs
     assert (after.note.state, after.note.left_out, after.note.rows) == (EQUAL, 0, 20_200), after.note
     assert after.note.through is not None and after.note.through.lsn > through.lsn
 
@@ -174,6 +175,29 @@ def test_rows_that_were_marked_as_deleted_and_are_gone_since_are_no_difference(
     story.take_in()
     truncated = story.check()
     assert (truncated.note.state, truncated.note.rows) == (EQUAL, 2), truncated.note
+
+
+def test_a_row_that_was_withheld_and_is_gone_keeps_no_table_from_being_equal(
+    source: SourceUnderTest, spark: SparkSession
+) -> None:
+    source.sql(
+        "CREATE TABLE notes (id bigint PRIMARY KEY, title text, body text)",
+        "INSERT INTO notes SELECT n, NULL, 'text ' || n FROM generate_series(1, 9) n",
+    )
+    story = Story(source, spark)
+    story.take_in()
+    broken = "INSERT INTO notes VALUES (100, repeat('x', 30), 'too long')"
+    source.sql(broken)
+    story.take_in()
+    assert story.check().note.state == NOT_COMPARABLE
+    source.sql("DELETE FROM notes WHERE id = 100")
+    story.take_in()
+    gone = story.check().note
+    assert (gone.state, gone.rows) == (EQUAL, 9), gone
+    source.sql(broken)
+    story.take_in()
+    again = story.check().note
+    assert again.state == NOT_COMPARABLE and "1 row lacks" in again.why, again
 
 
 def test_a_table_that_cannot_become_equal_takes_the_budget_from_no_other() -> None:

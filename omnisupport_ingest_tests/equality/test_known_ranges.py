@@ -225,9 +225,7 @@ def test_what_is_known_is_read_back_unless_it_depends_on_something_that_has_chan
     assert len({depends_on, made_of(NOTES, 2, "bigint"), made_of(NOTES, 1, "text")}) == 3
     narrower = replace(NOTES, columns=NOTES.columns[:-1])
     assert made_of(narrower, 1, "bigint") != depends_on
-    marked = [
-        replace(NOTES, purge_deleted_after=timedelta(1), soft_delete_column=mark) for mark in ("gone", "away")
-    ]
+    marked = [replace(NOTES, soft_delete_column=mark) for mark in ("gone", "away")]
     assert made_of(marked[0], 1, "bigint") != made_of(marked[1], 1, "bigint")
     known = KnownRanges(depends_on, THREE)
     write_known_ranges(home, NOTES, known)

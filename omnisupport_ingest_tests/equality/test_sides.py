@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -25,6 +26,8 @@ from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.snapshot.test_row_checksum import CONTRACT, ROWS, lake_of
 from omnisupport_ingest_tests.sources.postgres.snapshot.test_row_checksum import things as things
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+AT = "TIMESTAMPTZ '2026-02-01 00:00:00+00'"
 
 CHANGED = "SELECT * REPLACE (CASE id WHEN 9 THEN 'other' ELSE title END AS title) FROM rows WHERE id <> 11"
 
@@ -104,6 +107,39 @@ def test_rows_that_are_left_out_or_not_known_for_certain_are_in_no_checksum(
         assert len(away) == 3 and theirs.without(list(away.values())) == ours
 
 
+def test_unresolved_rows_that_the_source_has_deleted_wait_for_nobody(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    things.sql("UPDATE things SET gone_at = '2026-02-01Z' WHERE id = 12", "DELETE FROM things WHERE id = 9")
+    dead = (
+        "SELECT * REPLACE (id IN (9, 12) AS _cdc_is_deleted, CASE WHEN id IN (9, 12) THEN ['title'] ELSE []"
+        f" END AS _cdc_unresolved, CASE WHEN id IN (9, 12) THEN {AT} END AS _cdc_deleted_at,"
+        " CASE id WHEN 9 THEN 'd' ELSE 'u' END AS _cdc_op) FROM (SELECT * FROM rows UNION ALL"
+        " SELECT * REPLACE (9 AS id, '[\"9\"]' AS _cdc_key) FROM rows WHERE id = 10)"
+    )
+    with sides(things, tmp_path, "id", dead) as (_, lake):
+        assert lake.unresolved_keys(5) == [("12",)], "a row that is only marked is at the source"
+
+
+def test_softly_deleted_rows_are_compared_where_the_contract_purges(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    things.sql("UPDATE things SET gone_at = '2026-02-01Z' WHERE id IN (8, 12)")
+    marked = (
+        "SELECT * REPLACE (id IN (8, 12) AS _cdc_is_deleted, CASE id WHEN 8 THEN 'other' ELSE title END"
+        f" AS title, CASE WHEN id IN (8, 12) THEN {AT} END AS _cdc_deleted_at, 'u' AS _cdc_op)"
+        " FROM rows WHERE id <> 12"
+    )
+    lake_of(things, tmp_path, marked).close()
+    purges = replace(CONTRACT, purge_deleted_after=timedelta(days=30))
+    with (
+        source_at(things.dsn, things.slot, 20.0) as at,
+        DimensionRanges(purges, [str(tmp_path / "lake.parquet")], tmp_path) as lake,
+    ):
+        found = differing(at.table(purges), lake, EVERY_KEY, [])
+    assert (found.rows, found.keys) == (ROWS, (("12",), ("8",)))
+
+
 def test_a_transaction_that_stays_open_ends_the_wait_for_an_lsn(things: SourceUnderTest) -> None:
     with things.connected() as writer, writer.cursor() as cursor:
         cursor.execute("BEGIN; UPDATE things SET title = 'open' WHERE id = 1")
@@ -124,9 +160,6 @@ def test_rows_with_keys_of_any_size_can_be_left_out(things: SourceUnderTest, tmp
         (file,) = source.write_rows(LARGE, tmp_path)
         assert lake.same_rows(file) == set(LARGE)
         assert differing(Remaining(source, away, True), lake, EVERY_KEY, []).spans == ()
-
-
-AT = "TIMESTAMPTZ '2026-02-01 00:00:00+00'"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from omnisupport_ingest.equality.standing import Comparable, NotComparable, comp
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.as_of import TableIncomplete
-from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 READ = Commit(5, 1, [Change("r", n, {"title": "one", "body": "text"}) for n in range(1, 5)])
@@ -49,6 +49,13 @@ def test_a_dimension_is_compared_when_it_holds_everything_below_the_lsn(
     assert at(10).moved == (("1",),), "what is above the LSN and not shown is no matter"
     take_in()
     assert set(at(10).moved) == {("1",), ("2",)} and at(20).moved == (("2",),)
+
+    story.land(Commit(25, 61, [Change("u", 3, {"title": "two", "body": "text"})]))
+    run_layers(story.workspace, spark, [FIRST, SECOND], SOURCE)
+    newer = at(25)
+    assert newer.moved == (("3",),)
+    assert len(newer.version.accepted) == 1, "windows without an event at the LSN or above are not read"
+    assert set(newer.version.accepted) < set(at(10).version.accepted)
 
     story.land(Commit(30, 4, [Change("t")]))
     take_in()

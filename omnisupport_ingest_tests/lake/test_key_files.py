@@ -12,7 +12,7 @@ from pyspark.sql.types import IntegerType, LongType, ShortType, StructField, Str
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake import key_files
-from omnisupport_ingest.lake.key_files import KeyFile, KeyOrder, KeyRange, range_numbers, ranges_of
+from omnisupport_ingest.lake.key_files import FileRange, KeyFile, KeyOrder, range_numbers, ranges_of
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.lake.table_spec import TableSpec
 
@@ -78,7 +78,7 @@ def test_a_cut_parts_a_range_of_several_files_and_both_parts_know_all_of_them():
         (15, 20, [0, 10]),
         (20, None, [20]),
     ]
-    assert ranges_of([], [5]) == [KeyRange(None, 5), KeyRange(5, None)]
+    assert ranges_of([], [5]) == [FileRange(None, 5), FileRange(5, None)]
 
 
 @pytest.mark.parametrize("of_type", [pa.int16(), pa.int32(), pa.int64()])

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.lake import sweep as sweeping
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.read.holdings import left_over_files
 from omnisupport_ingest_tests.lake.tables import W1, by_window, change, numbers_in, place_without_spark
 
 DAY = timedelta(days=1)
@@ -83,6 +85,22 @@ def test_a_file_that_a_killed_sweep_had_moved_aside_goes_with_the_next(table: La
     age(table.folder, 2 * DAY)
     assert sweep(table, DAY) == [".staging/swept-state"]
     assert not aside.exists()
+
+
+def test_a_file_that_a_killed_sweep_moved_aside_is_seen_as_a_data_file(
+    table: LakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(table.folder / table.open().all_files()[0].path, table.folder / "stray.parquet")
+    age(table.folder, 2 * DAY)
+
+    def killed(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "_delete", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(table, DAY)
+    ((path, _),) = left_over_files(table)
+    assert path.startswith(".staging/swept-")
 
 
 def test_a_table_that_was_never_made_needs_no_sweep(tmp_path: Path) -> None:

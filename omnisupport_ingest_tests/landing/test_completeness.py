@@ -16,7 +16,7 @@ from omnisupport_ingest.landing.completeness import (
 )
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import ArrivalFacts, ChunkSpan, FileSpan, Manifest
-from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.position import LOWEST_ORDINAL, Lsn, Position
 from omnisupport_ingest_tests.landing.batches import NOON, manifest
 
 ARRIVAL = ArrivalFacts(NOON, None, None, None)
@@ -141,6 +141,15 @@ def test_a_table_read_again_keeps_its_history_but_for_the_time_of_the_reading() 
     assert why_at(batches, 40) is not None
     assert why_at(batches, 49) is not None
     assert [why_at(batches, lsn) for lsn in (20, 39, 50, 60)] == [None] * 4
+
+
+def test_no_state_is_shown_between_the_rows_of_a_snapshot_at_one_lsn() -> None:
+    batches = [*whole(10, 10), *whole(40, 40, snapshot="s2"), manifest(0, 60)]
+    assert [why_at(batches, 40, ordinal=ordinal) for ordinal in (LOWEST_ORDINAL, 0)] == [None, None]
+    for ordinal in (-100, -1):
+        found = why_at(batches, 40, ordinal=ordinal) or ""
+        assert "no state at 0/28 below its changes in epoch 1: a snapshot of it was being read" in found
+    assert "0/A below its changes in epoch 1: its history there" in (why_at(batches, 10, ordinal=-99) or "")
 
 
 def lost(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
 import pytest
 
+from omnisupport_ingest.landing import tail
 from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.tail import events_of, last_events
 from omnisupport_ingest_tests.landing.batches import NOON, SKEW, event, open_writer, span
@@ -47,6 +50,28 @@ def test_the_last_events_reach_back_over_batches(store: LandingStore) -> None:
     found = last_events(store, store.manifests(), 3, operations=ALL - {"b"})
     assert [(each.commit_lsn, each.ordinal) for _, each in found] == [(1, 8), (1, 10), (101, 0)]
     assert last_events(store, store.manifests(), 0, operations=ALL) == []
+
+
+def test_the_last_events_of_a_large_batch_are_found_from_its_end(
+    store: LandingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(store, 0) as writer:
+        for ordinal in range(5000):
+            at = NOON - timedelta(hours=ordinal % 2)
+            writer.add(event(1, 2 * ordinal, at=at, table="tickets" if ordinal < 4000 else "agents"))
+        writer.seal(stream=span(0, 100), max_clock_skew=SKEW)
+    made, known = Counter[str](), tail.LandedEvent
+
+    def counted(**columns: object) -> LandedEvent:
+        made["events"] += 1
+        return known(**columns)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tail, "LandedEvent", counted)
+    for table, last in (("agents", 9998), ("tickets", 7998)):
+        found = last_events(store, store.manifests(), 3, operations=ALL, table=table)
+        assert [each.ordinal for _, each in found] == [last - 4, last - 2, last]
+    assert made["events"] < 6000
+    assert len(last_events(store, store.manifests(), 6000, operations=ALL)) == 5000
 
 
 def test_a_file_that_cannot_be_read_is_named(store: LandingStore) -> None:

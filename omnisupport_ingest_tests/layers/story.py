@@ -196,6 +196,13 @@ class Story:
         before = self._ends.get(epoch, Lsn(0))
         return self._seal([], StreamSpan(before, Lsn(end), None, None, None, None, None), epoch)
 
+    def land_keepalive(self, end: int, second: float) -> Manifest:
+        """Land an empty batch that ends at ``end``, and by which all until ``second`` has landed."""
+        span = StreamSpan(self._end, Lsn(end), None, None, None, None, None)
+        writer = self._writer([], stream_batch_id(1, span.previous_end_lsn), 1)
+        self._ends[1] = span.end_lsn
+        return writer.seal(stream=span, confirmed_clock=START + timedelta(seconds=second))
+
     def land_chunk(self, read: Commit, high: int | None = None, epoch: int = 1) -> Manifest:
         """Land the rows of ``read`` as what a snapshot found at ``read.lsn``, without its boundary."""
         rows = [
@@ -222,7 +229,11 @@ class Story:
             clock=START + timedelta(seconds=read.second),
             boundary=boundary,
         )
-        name = chunk_batch_id(epoch, span.snapshot_id, span.table, 0, 1, boundary=boundary)
+        return self.land_span(found, span, epoch)
+
+    def land_span(self, found: list[LandedEvent], span: ChunkSpan, epoch: int = 1) -> Manifest:
+        """Land the events ``found`` as the batch of a snapshot that ``span`` describes."""
+        name = chunk_batch_id(epoch, span.snapshot_id, span.table, span.chunk, 1, boundary=span.boundary)
         return self._writer(found, name, epoch).seal(chunk=span)
 
     def _seal(self, found: list[LandedEvent], span: StreamSpan, epoch: int = 1) -> Manifest:

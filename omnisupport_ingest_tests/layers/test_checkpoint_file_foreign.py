@@ -24,7 +24,7 @@ from omnisupport_ingest.layers.checkpoint_file import (
     read_file,
     require_held,
 )
-from omnisupport_ingest.layers.retyping import ask_for, waiting
+from omnisupport_ingest.layers.type_changes import ask_for, waiting
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import encode
 from omnisupport_ingest.settings import Settings

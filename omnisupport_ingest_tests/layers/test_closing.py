@@ -20,9 +20,10 @@ from deltalake import DeltaTable
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.layers.closing import CompactionDiffers
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import (
     CONTRACT,

@@ -13,7 +13,7 @@ import pytest
 
 from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
-from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms, reviews_of_all_forms
+from omnisupport_ingest.layers.events.event_copies import duplicates_in_other_forms, reviews_of_all_forms
 from omnisupport_ingest_tests.cdc.test_contents import PEOPLE, raw_events
 from omnisupport_ingest_tests.layers.test_event_copies import written
 

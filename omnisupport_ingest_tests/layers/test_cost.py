@@ -21,13 +21,13 @@ from omnisupport_ingest.cdc.broken_rules import BrokenRules, RuleOfWindow
 from omnisupport_ingest.lake import listing, state
 from omnisupport_ingest.landing import store
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import deduped, raw
-from omnisupport_ingest.layers.event_tasks import Judged
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.event_tasks import Judged
+from omnisupport_ingest.layers.events.rule_results import rule_results
 from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.removed import Removal, Removed
-from omnisupport_ingest.layers.rule_results import rule_results
-from omnisupport_ingest.layers.seen import Seen
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest_tests.layers import story as stories
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, THIRD, Change, Commit, Story
 
@@ -213,12 +213,12 @@ def test_a_look_at_every_window_holds_the_states_of_one_at_a_time(
     history.grow(200)
     state._kept.clear()
     monkeypatch.setattr(state, "_KEPT_BYTES", 0)
-    before, settled, held = states_in_memory(), Seen.settled, list[int]()
+    before, settled, held = states_in_memory(), SurveyCache.settled, list[int]()
 
     def looked(*arguments: Any) -> None:
         held.append(states_in_memory() - before)
         settled(*arguments)
 
-    monkeypatch.setattr(Seen, "settled", looked)
+    monkeypatch.setattr(SurveyCache, "settled", looked)
     assert pending_windows(history.opened(), SOURCE).nothing
     assert len(held) == 1 and held[0] < 20

@@ -9,8 +9,9 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 WINDOWS = (FIRST, SECOND)

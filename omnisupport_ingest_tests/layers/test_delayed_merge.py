@@ -20,9 +20,10 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.metadata import dimension_metadata
 from omnisupport_ingest.lake.checkpoint import MergeCost
-from omnisupport_ingest.layers import deduped, delayed_merge, dimensions, net_changes, raw
-from omnisupport_ingest.layers.delayed_merge import scattered_writes, waiting_merge
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import delayed_merge, dimensions, net_changes
+from omnisupport_ingest.layers.dimension.delayed_merge import scattered_writes, waiting_merge
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.dimension_rows import LakeBehind, PinnedDimensions
 from omnisupport_ingest.read.export import Format, export

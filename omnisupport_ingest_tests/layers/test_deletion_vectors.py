@@ -18,9 +18,10 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.key_files import is_fresh
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw, upkeep
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.upkeep import FRESH_GENERATIONS
+from omnisupport_ingest.layers.dimension import dimensions, net_changes, tidying
+from omnisupport_ingest.layers.dimension.tidying import FRESH_GENERATIONS
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.erasing import erase, key_text
 from omnisupport_ingest_tests.layers.story import (
@@ -215,7 +216,7 @@ def test_a_replay_late_events_a_truncate_and_a_rebuild_agree(two: Two) -> None:
 @pytest.mark.slow
 def test_a_truncate_reaches_rows_where_all_files_are_fresh(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("DENSE", "WASTE", "TOO_MUCH_WASTE"):
-        monkeypatch.setattr(upkeep, limit, 100)
+        monkeypatch.setattr(tidying, limit, 100)
     two.land(*update(*range(1, ROWS + 1)))
     two.run()
     assert all(map(is_fresh, two.files))

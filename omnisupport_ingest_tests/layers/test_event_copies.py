@@ -21,9 +21,9 @@ from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers import event_copies
-from omnisupport_ingest.layers.deduped import to_judge
-from omnisupport_ingest.layers.event_copies import Copies, Marks, Together, mark_copies, mark_windows
+from omnisupport_ingest.layers.events import event_copies
+from omnisupport_ingest.layers.events.deduped import to_judge
+from omnisupport_ingest.layers.events.event_copies import Copies, Marks, Together, mark_copies, mark_windows
 
 RAW = arrow_schema(RAW_TYPE, without=())
 WINDOW = "2026-11-21T12"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.layers.event_ref import EventRef, EventRefRefused
+from omnisupport_ingest.layers.events.event_ref import EventRef, EventRefRefused
 from omnisupport_ingest.sources.query.cursor import NULL_ORDINALS
 from omnisupport_ingest_tests.examples import examples
 

@@ -29,11 +29,12 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.landing.manifest import DataFile
-from omnisupport_ingest.layers import event_copies, event_tasks, fold_tasks, updating_files
-from omnisupport_ingest.layers.event_copies import Copies
-from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
-from omnisupport_ingest.layers.fold_tasks import Share, fold
-from omnisupport_ingest.layers.scenarios import Group
+from omnisupport_ingest.layers.dimension import fold_tasks, update_tasks
+from omnisupport_ingest.layers.dimension.fold_tasks import Share, fold
+from omnisupport_ingest.layers.events import event_copies, event_tasks
+from omnisupport_ingest.layers.events.event_copies import Copies
+from omnisupport_ingest.layers.events.event_tasks import Judged, LandedFile, judge, order_of, take_in
+from omnisupport_ingest.layers.events.scenarios import Group
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
@@ -352,7 +353,7 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
 
 def test_a_worker_of_spark_imports_no_settings() -> None:
     """A worker needs what it is sent; pydantic and asyncio would cost each one a third of a second."""
-    tasks = [event_tasks, fold_tasks, event_copies, updating_files]
+    tasks = [event_tasks, fold_tasks, event_copies, update_tasks]
     code = f"import sys, {', '.join(each.__name__ for each in tasks)}; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"omnisupport_ingest.settings", "pydantic", "asyncio"} & set(told.split())

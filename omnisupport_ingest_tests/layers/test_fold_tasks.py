@@ -21,9 +21,8 @@ from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers import fold_tasks
-from omnisupport_ingest.layers.event_tasks import order_of
-from omnisupport_ingest.layers.fold_tasks import (
+from omnisupport_ingest.layers.dimension import fold_tasks
+from omnisupport_ingest.layers.dimension.fold_tasks import (
     FoldReport,
     Share,
     fold,
@@ -32,6 +31,7 @@ from omnisupport_ingest.layers.fold_tasks import (
     parts_agree,
     voided,
 )
+from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest_tests.cdc import kernels, lanes
 from omnisupport_ingest_tests.cdc.test_kernel_fold import TABLE, drawn, kernel_states, oracle_states
 from omnisupport_ingest_tests.examples import examples

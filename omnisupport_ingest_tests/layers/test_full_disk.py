@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.landing.errors import LandingFailed
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest_tests.landing.batches import land
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.small_disk import Disk, small_disk

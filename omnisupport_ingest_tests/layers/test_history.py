@@ -14,8 +14,11 @@ from omnisupport_ingest.cdc.history import history as right_history
 from omnisupport_ingest.checks.history_checks import open_rows_are_current_state, versions_do_not_overlap
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
-from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.landing.manifest import ChunkSpan
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.position import LOWEST_ORDINAL, Lsn
 from omnisupport_ingest.position import Position as Place
 from omnisupport_ingest.read.as_of import (
     At,
@@ -365,3 +368,85 @@ class TestReadingAsOf:
             (row["_cdc_opened_by"], row["_cdc_closed_by"])
             for row in versions(told, spark).orderBy("_cdc_valid_from_position").collect()
         ] == [("c", "b"), ("r", None)]
+
+    @pytest.mark.slow
+    def test_rows_that_an_old_snapshot_read_again_later_hide_no_transaction(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Earlier versions landed them with the clock of the read at the LSN of the snapshot."""
+        story = Story(tmp_path / "again")
+        land_snapshot(story, "others", (12, 20, 10), {0: (1,)})
+        land(story, [Commit(30, 20, [Change("c", 3, {"title": "three"})])])
+        land_snapshot_rows(story, "others", (20, 45, 50), 1, (2,))
+        story.land(Commit(80, 55, [Change("c", 5, {"title": "five"})]))
+        story.land_idle(90)
+        take_in(story, spark, FIRST)
+        assert open_reading(story.workspace, [story.contract], second(35)).below == Place(1, Lsn(80), 0)
+
+    @pytest.mark.slow
+    def test_a_snapshot_that_is_read_again_is_one_step(self, spark: SparkSession, tmp_path: Path) -> None:
+        story = Story(tmp_path / "step")
+        land(story, [Commit(10, 1, [Change("c", id, {"title": "one"}) for id in (1, 2)])])
+        # Capture was started again while the server was idle: the same LSN, a later clock.
+        land_snapshot(story, "notes", (END, END, 10), {0: (1,), 1: (2,)}, clocks={1: 20})
+        story.land_idle(90)
+        take_in(story, spark, FIRST)
+        before = Place(1, Lsn(END), LOWEST_ORDINAL)
+        for moment in (second(5), second(10), second(15)):
+            assert open_reading(story.workspace, [story.contract], moment).below == before
+        rows = read_as_of(story.workspace, spark, [story.contract], second(15))["notes"].collect()
+        assert sorted(shown(rows)) == [1, 2]
+        for ordinal in (-100, -99, -98):
+            with pytest.raises(TableIncomplete, match="a snapshot of it was being read"):
+                open_reading(story.workspace, [story.contract], Place(1, Lsn(END), ordinal))
+
+    @pytest.mark.slow
+    def test_a_time_before_a_new_epoch_is_of_the_epoch_whose_watermark_covers_it(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        story = Story(tmp_path / "idle")
+        land(story, [Commit(10, 1, [Change("c", 1, {"title": "one"})])])
+        story.land_keepalive(80, 50)
+        read = Commit(100, 61, [Change("r", 1, {"title": "read again", "body": None})])
+        story.land_chunk(read, epoch=2)
+        story.land_boundary(read, epoch=2)
+        story.land_idle(120, epoch=2)
+        take_in(story, spark, FIRST, SECOND)
+        assert open_reading(story.workspace, [story.contract], second(30)).below == Place(1, Lsn(80), 0)
+        with pytest.raises(TableIncomplete, match="in epoch 2: its history there starts"):
+            open_reading(story.workspace, [story.contract], second(55))
+
+
+def land_snapshot(
+    story: Story,
+    table: str,
+    read: tuple[int, int, int],
+    chunks: dict[int, tuple[int, ...]],
+    clocks: dict[int, int] | None = None,
+) -> None:
+    """Land a snapshot: ``read`` is low, high and second, ``chunks`` the ids by chunk.
+
+    ``clocks``: the seconds of chunks that were read at other times.
+    """
+    low, high, at = read
+    for number, ids in chunks.items():
+        land_snapshot_rows(story, table, (low, high, (clocks or {}).get(number, at)), number, ids)
+    land_snapshot_rows(story, table, read, len(chunks), None)
+
+
+def land_snapshot_rows(
+    story: Story, table: str, read: tuple[int, int, int], number: int, ids: tuple[int, ...] | None
+) -> None:
+    """Land chunk ``number`` with rows of ``ids``; None: the snapshot end."""
+    low, high, at = read
+    span = ChunkSpan("again", table, number, 1, Lsn(low), Lsn(high), second(at), boundary=ids is None)
+    changes = [Change("b")] if ids is None else [Change("r", id, {"title": "read"}) for id in ids]
+    rows = [
+        event._replace(
+            ordinal=-100 if ids is None else -99 + number,
+            source_table=table,
+            chunk_id=None if ids is None else span.id,
+        )
+        for event in events(Commit(low, at, changes))
+    ]
+    story.land_span(rows, span)

@@ -14,21 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 from omnisupport_ingest.checks.history_checks import open_rows_are_current_state, versions_do_not_overlap
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
-from omnisupport_ingest.lake.key_files import SEALED, KeyFile, KeyOrder, KeyRange
+from omnisupport_ingest.lake.key_files import SEALED, FileRange, KeyFile, KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.layers import (
-    deduped,
-    dimensions,
-    history,
-    keyed_update,
-    net_changes,
-    raw,
-    retyping,
-    updating_files,
-)
-from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
+from omnisupport_ingest.layers import type_changes
+from omnisupport_ingest.layers.dimension import dimensions, keyed_update, net_changes, update_tasks
+from omnisupport_ingest.layers.dimension.range_update import FilesToUpdate
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
 
@@ -112,7 +106,7 @@ def test_a_history_that_waits_for_a_person_has_no_rows_to_make(story: Story) -> 
     story.write_contract(document)
     story.workspace = Workspace.open(story.workspace.settings)
     assert history.rows_to_make(story.workspace, story.contract, replay=False) == 0
-    retyping.ask_for(story.workspace, story.contract)
+    type_changes.ask_for(story.workspace, story.contract)
     assert history.rows_to_make(story.workspace, story.contract, replay=False) == 40
 
 
@@ -299,7 +293,7 @@ def test_many_changes_are_put_in_the_order_of_their_keys_first_and_leave_the_sam
     changes = [update(number, f"n{number}") for number in (3, 4, 21, 22, 40)]
     story.land(Commit(20, 2, [*changes, Change("d", 7), Change("c", 50, {"title": "x", "body": None})]))
     monkeypatch.setattr(history, "are_few", lambda files: False)
-    monkeypatch.setattr(updating_files, "are_few", lambda files: False)
+    monkeypatch.setattr(update_tasks, "are_few", lambda files: False)
     run(story, spark, FIRST)
     assert len(versions(story, spark)) == 46
     assert same_as_made_whole(story, spark)
@@ -319,8 +313,8 @@ def test_sealed_rows_that_are_written_again_with_another_range_of_their_file_lea
         outcome | {"range": 2, "changed": False, "files": [], "sealed": ["sealed-2.parquet"]},
     ]
     other = KeyFile("other.parquet", "/table/other.parquet", 9, 8)
-    ranges = [KeyRange(None, 5, (file,)), KeyRange(5, 9, (file,)), KeyRange(9, None, (other,))]
+    ranges = [FileRange(None, 5, (file,)), FileRange(5, 9, (file,)), FileRange(9, None, (other,))]
     order = KeyOrder("id", whole_numbers=True)
     target = FilesToUpdate([file, other], order, tmp_path, rules=None)  # type: ignore[arg-type]
-    found = updating_files._collected(outcomes, ranges, target)
+    found = update_tasks._collected(outcomes, ranges, target)
     assert found.replaced == ("part.parquet", "sealed-1.parquet")

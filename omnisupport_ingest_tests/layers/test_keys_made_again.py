@@ -21,19 +21,17 @@ from omnisupport_ingest.cdc.updating import UpdateRules, update_rows
 from omnisupport_ingest.lake import wanted_rows
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.wanted_rows import keys_frame
-from omnisupport_ingest.layers import (
-    deduped,
+from omnisupport_ingest.layers.dimension import (
     dimensions,
-    event_files,
-    history,
-    keys_again,
     net_changes,
-    odd_keys,
-    raw,
+    refold_by_tasks,
     replay_changes,
+    tied_keys,
 )
-from omnisupport_ingest.layers.keys_again import KeysToMake, made_again
-from omnisupport_ingest.layers.odd_keys import keyless_in
+from omnisupport_ingest.layers.dimension.refold_by_tasks import KeysToMake, made_again
+from omnisupport_ingest.layers.dimension.tied_keys import keyless_in
+from omnisupport_ingest.layers.events import deduped, event_files, raw
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.deciding import decide
@@ -93,12 +91,12 @@ def both_ways(
 ) -> tuple[list[str], list[str]]:
     """The rows of ``make`` where keys are few, and where no number of keys is."""
     with patch.context() as patched, ExitStack() as kept:
-        patched.setattr(odd_keys, "_of_many", never)
+        patched.setattr(tied_keys, "_of_many", never)
         patched.setattr(history._Update, "_events_of_many", never)
         few = rows_of(make(kept))
     with patch.context() as patched, ExitStack() as kept:
         patched.setattr(wanted_rows, "MOST_KEYS", -1)
-        for module in (odd_keys, event_files):
+        for module in (tied_keys, event_files):
             patched.setattr(module, "reading_wanted", never)
         return few, rows_of(make(kept))
 
@@ -119,7 +117,7 @@ def test_the_rows_of_a_dimension_are_the_same(
     held = told.workspace.net_changes(told.contract).open()
     few, many = both_ways(
         lambda kept: kept.enter_context(
-            odd_keys.refolded(spark, held, told.contract, wanted, deleted_since=None, doubted=False)
+            tied_keys.refolded(spark, held, told.contract, wanted, deleted_since=None, doubted=False)
         ),
         monkeypatch,
     )
@@ -178,8 +176,8 @@ def test_rows_that_the_update_folds_are_those_that_joins_make(
     ) as again:
         assert again
         sent = pa.concat_tables(pq.read_table(each.uri, partitioning=None) for each in again)
-    keys = odd_keys.keys_in(net_changes, spark, files)
-    with odd_keys.refolded(spark, net_changes, contract, keys, deleted_since=None, doubted=False) as frame:
+    keys = tied_keys.keys_in(net_changes, spark, files)
+    with tied_keys.refolded(spark, net_changes, contract, keys, deleted_since=None, doubted=False) as frame:
         by_joins = frame.toArrow()
     rows = made_by_an_update(untied, sent)
     assert rows == made_by_an_update(untied, by_joins)
@@ -212,7 +210,7 @@ def test_what_is_too_much_to_be_sent_is_left_to_joins(
         )
     )
     keys = KeysToMake(untied.contract, tuple(net_changes.files(FIRST)))
-    monkeypatch.setattr(keys_again, "_MOST_BYTES", 100)
+    monkeypatch.setattr(refold_by_tasks, "_MOST_BYTES", 100)
     with made_again(spark, dimension.table, keys, net_changes.all_files()) as again:
         assert again is None
 

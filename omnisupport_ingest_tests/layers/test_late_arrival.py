@@ -10,10 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import load_decision_table
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.scenarios import Stopped
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.scenarios import Stopped
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story

@@ -17,9 +17,10 @@ from omnisupport_ingest.contracts.decision_table import CONTRACT_CHANGE, DUPLICA
 from omnisupport_ingest.lake import file_tasks, staged_frames, standing_task
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.dimensions import GateClosed
-from omnisupport_ingest.layers.pending import pending_soon, pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.dimension.dimensions import GateClosed
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_soon, pending_windows
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import TableIncomplete, read_as_of, require_complete
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
@@ -328,7 +329,9 @@ def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spar
     at = partial(require_complete, story.workspace, SOURCE, [story.contract])
     with pytest.raises(TableIncomplete, match=r"Table notes has no state at 0/A .* starts at 0/F") as early:
         at(Position(1, Lsn(10), 0))
-    assert early.value.fix.startswith("Ask for 0/F or later")
+    assert early.value.fix == "Ask for 0/F or later, or for a later time."
+    with pytest.raises(TableIncomplete, match="notes, notes have no state at 0/A in epoch 1: the last of"):
+        require_complete(story.workspace, SOURCE, [story.contract] * 2, Position(1, Lsn(10), 0))
     with pytest.raises(TableIncomplete, match="Table notes is incomplete") as behind:
         at(Position(1, Lsn(20), 0))
     assert "capture is still behind: 10 bytes" in behind.value.fix

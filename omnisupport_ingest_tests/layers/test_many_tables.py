@@ -16,9 +16,9 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.lake import schema
-from omnisupport_ingest.layers import deduped, raw
-from omnisupport_ingest.layers.judging_rules import contracts_needed
-from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.judging_rules import contracts_needed
+from omnisupport_ingest.layers.scheduling.pending import pending_windows, standing_of_windows
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE
 from omnisupport_ingest_tests.layers.three_tables import ThreeTables
 

@@ -25,10 +25,11 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.file_tasks import FEW_FILES
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.event_tasks import order_of
-from omnisupport_ingest.layers.updating_files import _Rows
-from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.dimension.range_update import FilesToUpdate
+from omnisupport_ingest.layers.dimension.update_tasks import _Rows
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import session_conf
 from omnisupport_ingest.settings import Settings

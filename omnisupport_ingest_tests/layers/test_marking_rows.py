@@ -28,10 +28,16 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask, write_vectors
 from omnisupport_ingest.lake.key_files import KeyFile, is_fresh, range_numbers, ranges_of, write_rows
 from omnisupport_ingest.lake.layout import unit_folder
-from omnisupport_ingest.layers import updating_ranges, upkeep
-from omnisupport_ingest.layers.updating_files import FilesUpdated, _collected, _Sample, _Share, _shared_out
-from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, Way, is_cut
-from omnisupport_ingest.layers.upkeep_plan import Rewrites, moving_rows, rewrites_of, with_leaving
+from omnisupport_ingest.layers.dimension import range_update, tidying
+from omnisupport_ingest.layers.dimension.range_update import RANGE, FilesToUpdate, Way, is_cut
+from omnisupport_ingest.layers.dimension.tidying import Rewrites, moving_rows, rewrites_of, with_leaving
+from omnisupport_ingest.layers.dimension.update_tasks import (
+    FilesUpdated,
+    _collected,
+    _Sample,
+    _Share,
+    _shared_out,
+)
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
 from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows, typed
@@ -98,7 +104,7 @@ class InVectors(Held):
         looks = [
             number
             for number in range(len(ranges))
-            if look_at_all or number in (rewrites.homes or ()) or is_cut(ranges, number)
+            if look_at_all or number in (rewrites.rewritten or ()) or is_cut(ranges, number)
         ]
         share = _Share(None, target, ranges, rewrites, looks)  # type: ignore[arg-type]
         bounds = sorted({0, len(ranges), *rng.sample(range(len(ranges)), min(len(ranges), 2))})
@@ -154,12 +160,12 @@ class InVectors(Held):
 
 def _marking_much(patch: pytest.MonkeyPatch, *, upkeep_too: bool) -> None:
     """Small tables are all dense and due: let their rows be marked, and their few fresh files be merged."""
-    patch.setattr(upkeep, "FRESH_GENERATIONS", 2)
-    patch.setattr(upkeep, "_FEW_FRESH_GENERATIONS", 1)
-    patch.setattr(upkeep, "DENSE", 100)
+    patch.setattr(tidying, "FRESH_GENERATIONS", 2)
+    patch.setattr(tidying, "_FEW_FRESH_GENERATIONS", 1)
+    patch.setattr(tidying, "DENSE", 100)
     if not upkeep_too:
-        patch.setattr(upkeep, "WASTE", 100)
-        patch.setattr(upkeep, "TOO_MUCH_WASTE", 100)
+        patch.setattr(tidying, "WASTE", 100)
+        patch.setattr(tidying, "TOO_MUCH_WASTE", 100)
 
 
 @settings(max_examples=examples(EXAMPLES // 2), deadline=None)
@@ -171,7 +177,7 @@ def test_marked_rows_and_fresh_files_are_one_file_updated_alone(
     windows = in_windows(rng, events, 2)
     part_of = {at: rng.randrange(count) for at in windows}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updating_ranges, "_BYTES_IN_HAND", bytes_in_hand)
+        patch.setattr(range_update, "_BYTES_IN_HAND", bytes_in_hand)
         _marking_much(patch, upkeep_too=rng.random() < 0.5)
         one, many = Held(), InVectors(Path(folder), rng, rows_per_file)
         for part in range(count):

@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.layers.story import (
     FIRST,

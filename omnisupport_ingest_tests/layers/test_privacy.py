@@ -22,9 +22,9 @@ from omnisupport_ingest.checks import content_checks, history_checks
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.pii_keys import PiiKeyMissing, keys_in_force
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers import history
-from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import Reading

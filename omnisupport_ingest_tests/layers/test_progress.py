@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnisupport_ingest.layers.progress import facts_of_parts
+from omnisupport_ingest.layers.batch_facts import facts_of_parts
 from omnisupport_ingest_tests.layers.story import FIRST, Change, Commit, Story
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.traces import contents

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.checks import quality_checks
 from omnisupport_ingest.contracts.quality import ERROR, WARN
-from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest_tests.layers.story import (
@@ -144,3 +144,28 @@ def test_an_expectation_is_another_contract_for_no_window(tmp_path: Path, spark:
     run_layers(expecting, spark, sorted({FIRST, *pending_windows(expecting, SOURCE).windows}))
     found = quality_checks.volume_expected(expecting, SOURCE)["notes"]
     assert (found.passed, found.severity, found.numbers["events"]) == (False, WARN, 0)
+
+
+def test_every_window_that_closes_in_one_run_is_held_against_the_expected_volume(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    def created(id: int) -> Change:
+        return Change("c", id, {"title": "one", "body": "b", "parent": None})
+
+    story = Story(tmp_path)
+    story.write_contract(contract(volume={"at_most": 1}))
+    landings = (
+        Commit(10, 1, [created(1), created(2)]),
+        Commit(20, 61, [created(3)]),
+        Commit(30, 3600 + 300, [created(4)]),
+    )
+    for number, commit in enumerate(landings):
+        story.clock = START + timedelta(minutes=10, seconds=commit.second)
+        story.land(commit)
+        workspace = reopened(story)
+        run_layers(workspace, spark, pending_windows(workspace, SOURCE).windows, run_id=f"run {number}")
+
+    found = quality_checks.volume_expected(workspace, SOURCE)["notes"]
+    # Nothing landed in the newest of them, but the run closed the two windows with events too.
+    assert (found.passed, found.numbers["events"], found.numbers["windows_out_of_range"]) == (False, 2, 1)
+    assert FIRST in found.summary

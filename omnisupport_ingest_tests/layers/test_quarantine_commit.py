@@ -18,9 +18,9 @@ from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.lake.table_spec import TableSpec
-from omnisupport_ingest.layers import quarantine
 from omnisupport_ingest.layers.checkpoints import Identity
-from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, gone_from_disk
+from omnisupport_ingest.layers.events import quarantine
+from omnisupport_ingest.layers.events.quarantine_files import EventsGone, QuarantineFiles, gone_from_disk
 from omnisupport_ingest_tests.lake.tables import W1, W2, state
 from omnisupport_ingest_tests.waiting import PATIENCE
 

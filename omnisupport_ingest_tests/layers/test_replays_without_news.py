@@ -12,8 +12,10 @@ from pyspark.sql import Row, SparkSession
 
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
-from omnisupport_ingest.layers.shown import newer_windows, shows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.dimension.shown_net_changes import newer_windows, shows
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.erasing import erase, key_text
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, THIRD, Change, Commit, Story
@@ -134,18 +136,22 @@ def test_what_landed_since_is_shown(told: Story, spark: SparkSession) -> None:
 
 
 def test_other_rules_or_batches_above_make_other_rows(told: Story) -> None:
-    """Also where no hash of an event tells, as of values that are hidden by another key."""
+    """Also where no hash of an event tells, as of values that are hidden by another key. The contract of
+    another table is no such rule."""
     above = told.workspace.deduped(SOURCE).open().state(SECOND)
     assert above is not None
     others = (
         replace(above, versions=(*above.versions, "pii_key:2")),
+        replace(above, versions=(*above.versions, f"contract:{told.contract.name}:2")),
         replace(above, batches=above.batches[:1]),
     )
-    digests = {net_changes._digest(each) for each in (above, *others)}
-    assert len(digests) == 3
+    digests = {net_changes._digest(each, told.contract) for each in (above, *others)}
+    assert len(digests) == 4
+    of_another = replace(above, versions=(*above.versions, "contract:another:2"))
+    assert net_changes._digest(of_another, told.contract) in digests
     state = told.workspace.net_changes(told.contract).open().state(SECOND)
     assert state is not None and state.made_from in digests
-    assert not state.same_rows(replace(state, made_from=net_changes._digest(others[0])))
+    assert not state.same_rows(replace(state, made_from=net_changes._digest(others[0], told.contract)))
 
 
 def test_a_window_of_an_earlier_version_is_made_again_in_full(
@@ -153,7 +159,7 @@ def test_a_window_of_an_earlier_version_is_made_again_in_full(
 ) -> None:
     """Its state does not say what the layer above held."""
     with monkeypatch.context() as patched:
-        patched.setattr(net_changes, "_digest", lambda _: "")
+        patched.setattr(net_changes, "_digest", lambda *_: "")
         run(told, spark, SECOND, replay=True)
     monkeypatch.setattr(dimensions, "update_files", never)
     with pytest.raises(AssertionError, match="made again"):

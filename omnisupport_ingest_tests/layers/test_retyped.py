@@ -22,9 +22,11 @@ from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.model import Column, UnknownTable
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged, delta_schema
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.retyping import ask_for, other_types, waits
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.type_changes import ask_for, other_types, waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.storage.s3_server import S3Server

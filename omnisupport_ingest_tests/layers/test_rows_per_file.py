@@ -12,8 +12,10 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw, updating_files
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes, update_tasks
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, Change, Commit, Story
 
 MANY = Commit(10, 1, [Change("c", number, {"title": f"t{number}", "body": "b"}) for number in range(1, 41)])
@@ -95,7 +97,7 @@ def test_small_files_are_joined_where_an_update_touches_them_and_the_content_is_
     story: Story, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool
 ) -> None:
     if not few:
-        for layer in (updating_files, history):
+        for layer in (update_tasks, history):
             monkeypatch.setattr(layer, "are_few", lambda files: False)
     plain, other = story.contract, Story(tmp_path / "other")
     other.land(MANY)

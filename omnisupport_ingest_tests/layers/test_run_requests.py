@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from omnisupport_ingest.layers.run_requests import MOST_EMPTY, plan_runs, replay_ranges, retry_at
+from omnisupport_ingest.layers.scheduling.run_requests import MOST_EMPTY, plan_runs, replay_ranges, retry_at
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE, WindowGrid, WindowRange, WindowSize
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

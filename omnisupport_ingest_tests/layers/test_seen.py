@@ -12,8 +12,8 @@ import pytest
 
 from bench.history import SOURCE, History
 from omnisupport_ingest.lake import looks
-from omnisupport_ingest.layers import pending
-from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.scheduling import pending
+from omnisupport_ingest.layers.scheduling.pending import pending_windows, standing_of_windows
 
 PER_WINDOW = 3
 

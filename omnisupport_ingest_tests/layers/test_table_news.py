@@ -14,10 +14,10 @@ import pytest
 
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE, REPLAY_WINDOW, load_decision_table
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.layers import dimensions, keyed_update
-from omnisupport_ingest.layers.pending import Pending, pending_windows
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
-from omnisupport_ingest.layers.table_news import SourceLayers, TableLayer
+from omnisupport_ingest.layers.dimension import dimensions, keyed_update
+from omnisupport_ingest.layers.dimension.table_news import SourceLayers, TableLayer
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.scheduling.pending import Pending, pending_windows
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.read.overview import overview
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
@@ -122,7 +122,7 @@ def test_a_closed_window_that_a_table_has_never_seen_is_asked_for_with_that_tabl
     assert (found.windows, found.tables) == ((SECOND,), ("labels", "tags"))
 
 
-def test_a_changed_contract_has_every_table_visited_in_windows_with_events_of_its_own(
+def test_a_changed_contract_has_its_own_table_visited_in_windows_with_events_of_it(
     desk: ThreeTables,
 ) -> None:
     """No verdict on events of other tables depends on it (``test_versions``)."""
@@ -131,7 +131,18 @@ def test_a_changed_contract_has_every_table_visited_in_windows_with_events_of_it
     desk.put_contract("tags", version="2.0.0", lateness={"allowed": "PT2H", "max": "P7D"})
     desk.reopen()
     found = asked(desk)
-    assert (found.windows, found.tables) == ((FIRST,), TABLES)
+    assert (found.windows, found.tables) == ((FIRST,), ("tags",))
+
+
+def test_a_changed_contract_has_all_tables_note_the_new_quarantine_files(desk: ThreeTables) -> None:
+    """Their inputs name these files, of whatever tables the events are."""
+    deduped = desk.workspace.deduped(SOURCE)
+    state = deduped.open().state(FIRST)
+    assert state is not None
+    commit(deduped, [replace(state, companions=("a file",))])
+    desk.put_contract("tags", version="2.0.0", lateness={"allowed": "PT2H", "max": "P7D"})
+    desk.reopen()
+    assert asked(desk).tables == TABLES
 
 
 def test_a_table_that_is_added_has_news_though_nothing_names_it(desk: ThreeTables) -> None:

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.lake.contenthash import hash_of_files
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.layers.test_layers import run, state
 

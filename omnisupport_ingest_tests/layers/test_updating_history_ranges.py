@@ -18,9 +18,9 @@ from omnisupport_ingest.cdc.history_update import HistoryRules
 from omnisupport_ingest.cdc.updating import Updated
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import SEALED, KeyFile, KeyOrder, range_numbers, ranges_of
-from omnisupport_ingest.layers import updating_ranges
-from omnisupport_ingest.layers.updating_files import _collected
-from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, is_cut, update_ranges
+from omnisupport_ingest.layers.dimension import range_update
+from omnisupport_ingest.layers.dimension.range_update import RANGE, FilesToUpdate, is_cut, update_ranges
+from omnisupport_ingest.layers.dimension.update_tasks import _collected
 from omnisupport_ingest_tests.cdc import test_kernel_history_update as alone
 from omnisupport_ingest_tests.cdc.test_kernel_history import any_events
 from omnisupport_ingest_tests.examples import examples
@@ -90,7 +90,7 @@ def updated(rng: Random, bytes_in_hand: int, rows_per_file: int) -> int:
     if rng.random() < 0.7:
         events = sorted(events, key=lambda event: event.at)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updating_ranges, "_BYTES_IN_HAND", bytes_in_hand)
+        patch.setattr(range_update, "_BYTES_IN_HAND", bytes_in_hand)
         one, many = alone.Held(), InFiles(Path(folder), rng, rows_per_file)
         plain = HistoryRules.update
         for part in alone.cut(events, rng):

@@ -19,9 +19,15 @@ from omnisupport_ingest.cdc.table_ends import TableEnds
 from omnisupport_ingest.cdc.updating import Updated, UpdateRules
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import KeyFile, KeyOrder, range_numbers, ranges_of
-from omnisupport_ingest.layers import updating_ranges
-from omnisupport_ingest.layers.updating_files import _collected
-from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, by_place, is_cut, update_ranges
+from omnisupport_ingest.layers.dimension import range_update
+from omnisupport_ingest.layers.dimension.range_update import (
+    RANGE,
+    FilesToUpdate,
+    by_place,
+    is_cut,
+    update_ranges,
+)
+from omnisupport_ingest.layers.dimension.update_tasks import _collected
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
 from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
@@ -102,7 +108,7 @@ def test_many_files_updated_together_are_one_file_updated_alone(
     windows = in_windows(rng, events, 2)
     part_of = {at: rng.randrange(count) for at in windows}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updating_ranges, "_BYTES_IN_HAND", bytes_in_hand)
+        patch.setattr(range_update, "_BYTES_IN_HAND", bytes_in_hand)
         one, many = Held(), InFiles(Path(folder), rng, rows_per_file)
         for part in range(count):
             told = [event for event in events if part_of[event.at[:2]] == part]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.layers import upkeep
-from omnisupport_ingest.layers.upkeep import FRESH_GENERATIONS, fresh_to_merge, ranges_to_rewrite
+from omnisupport_ingest.layers.dimension import tidying
+from omnisupport_ingest.layers.dimension.tidying import FRESH_GENERATIONS, fresh_to_merge, ranges_to_rewrite
 from omnisupport_ingest_tests.examples import examples
 
 counts = st.integers(0, 10_000)
@@ -21,13 +21,13 @@ def test_only_ranges_that_are_due_are_written_anew_and_of_these_the_worst(
     stored, waste, sent = (np.array(each, np.int64) for each in zip(*drawn, strict=True))
     chosen = set(ranges_to_rewrite(stored, waste, sent).tolist())
     share = (waste + sent) / np.maximum(stored, 1)
-    at_once = {n for n in range(len(drawn)) if sent[n] and sent[n] >= upkeep.DENSE * stored[n]}
+    at_once = {n for n in range(len(drawn)) if sent[n] and sent[n] >= tidying.DENSE * stored[n]}
     assert at_once <= chosen
-    worn = {n for n in range(len(drawn)) if waste[n] and share[n] > upkeep.TOO_MUCH_WASTE}
+    worn = {n for n in range(len(drawn)) if waste[n] and share[n] > tidying.TOO_MUCH_WASTE}
     assert worn <= chosen
     others = chosen - at_once - worn
-    assert len(others) <= max(1, len(drawn) * upkeep.RANGES_AT_ONCE)
-    assert all(share[n] > upkeep.WASTE for n in others)
+    assert len(others) <= max(1, len(drawn) * tidying.RANGES_AT_ONCE)
+    assert all(share[n] > tidying.WASTE for n in others)
     left = [share[n] for n in range(len(drawn)) if n not in chosen and waste[n]]
     assert not others or max(left, default=0) <= min(share[n] for n in others)
 

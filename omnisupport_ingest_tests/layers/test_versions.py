@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.model import ContractError, Contracts, TableCo
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.layers.versions import RulesVersions
+from omnisupport_ingest.layers.versions import RulesVersions, contracts_changed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import Settings
@@ -132,6 +132,35 @@ def test_the_first_policy_of_a_source_reaches_windows_with_events_of_no_contract
     assert (now.of_held(W, before, lambda: [part("b1", *tables)]) != before.versions) == stale
 
 
+@pytest.mark.parametrize(("tables", "stale"), [(("agents",), False), (("agents", "tickets"), True)])
+@pytest.mark.parametrize("first", [False, True])
+def test_the_secret_of_a_policy_makes_no_window_stale_without_events_of_its_table(
+    tmp_path: Path, tables: tuple[str, ...], stale: bool, first: bool
+) -> None:
+    """The first policy of a source that hashes adds the version of the key, and the last one removes it."""
+    plain, hashing = (
+        rules_in_force(tmp_path, contract("agents", mail=NOTE), contract("tickets", mail=NOTE, pii=pii))
+        for pii in ({}, {"mail": {"policy": "hash", "note": "Personal."}})
+    )
+    before, now = (plain, hashing) if first else (hashing, plain)
+    state = held(before, "b1")
+    found = now.of_held(W, state, lambda: [part("b1", *tables)])
+    assert (found != state.versions) == stale
+    assert contracts_changed(state.versions, now.of(W)) == {"tickets"}
+
+
+def test_what_else_changed_is_no_change_of_contracts_alone() -> None:
+    held = ("logic:1", "contract:a:1", "contract:b:1", "decisions:1", "pii_key:1")
+    assert contracts_changed(held, held) == frozenset()
+    assert contracts_changed(held, (*held[:2], "contract:b:2", *held[3:])) == {"b"}
+    assert contracts_changed(held, (*held, "contract:c:1")) == {"c"}
+    for other in ("pii_key:2", "decisions:2", "logic:2"):
+        kind = other.split(":")[0]
+        assert contracts_changed(held, [*(each for each in held if kind not in each), other]) is None
+    assert contracts_changed(held, (*held, "reviews:1")) is None
+    assert contracts_changed(held, (*held, "erasures:1")) is None
+
+
 @pytest.mark.parametrize(
     ("columns", "judges"),
     [
@@ -172,6 +201,19 @@ def test_how_a_table_evolves_makes_nothing_again(policy: dict[str, str]) -> None
     document["x-cdc"] |= policy
     found, plain = contract_of(document, Path("t.json")), contract("tickets")
     assert (found.fingerprint, found.judged_by) == (plain.fingerprint, plain.judged_by)
+
+
+@pytest.mark.parametrize(("evolution", "judges"), [("block", True), ("pinned", False)])
+def test_where_rows_wait_for_their_contract_every_column_of_it_has_them_judged_again(
+    tmp_path: Path, evolution: str, judges: bool
+) -> None:
+    """No definition names the source, so its rows come as files."""
+    plain, noted = (
+        replace(each, evolution=evolution) for each in (contract("tickets"), contract("tickets", note=NOTE))
+    )
+    before, after = rules_in_force(tmp_path, plain), rules_in_force(tmp_path, noted)
+    assert (after.common() != before.common()) == judges
+    assert bool(after.row_columns) == judges
 
 
 @pytest.mark.parametrize(

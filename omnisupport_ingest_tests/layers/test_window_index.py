@@ -22,9 +22,10 @@ from omnisupport_ingest.checks.window_checks import replays_explained, windows_s
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import delta, table
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.layers import dimensions, window_index
-from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
-from omnisupport_ingest.layers.window_index import HELD, UNSETTLED, WindowIndex
+from omnisupport_ingest.layers import window_index
+from omnisupport_ingest.layers.dimension import dimensions
+from omnisupport_ingest.layers.scheduling.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.window_index import DISCARDED_OF, HELD, UNSETTLED, WindowIndex
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sqlite_index import IndexDamaged
 from omnisupport_ingest_tests.layers.test_cost import READS
@@ -222,17 +223,18 @@ def test_a_table_that_went_another_way_since_is_looked_at_whole(tmp_path: Path) 
     assert pending_windows(history.opened(), SOURCE).batches == 1
 
 
-def test_how_many_events_were_in_quarantine_is_told_of_the_last_two_days(
+def test_how_many_undiscarded_events_were_in_quarantine_is_known_of_the_last_two_days(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day, index = 86_400.0, WindowIndex(tmp_path / "windows.sqlite")
     clock = [0.0]
     monkeypatch.setattr(window_index.time, "time", lambda: clock[0])
 
-    def look(day_of_it: float, events: int) -> None:
+    def look(day_of_it: float, events: int, discarded: int = 0) -> None:
         clock[0] = day_of_it * day
         note = index.begin()
-        index.put("2026-01-31T0900", {f"{HELD}collision": events})
+        numbers = {f"{HELD}collision": events, f"{DISCARDED_OF}collision": discarded}
+        index.put("2026-01-31T0900", numbers)
         index.commit(replace(note, number=note.number + 1), note)
 
     def held(day_of_it: float) -> dict[str, int] | None:
@@ -243,12 +245,12 @@ def test_how_many_events_were_in_quarantine_is_told_of_the_last_two_days(
 
     look(1, 0)
     look(2, 3)
-    look(2.5, 3)
+    look(2.5, 4, 1)
     look(3, 5)
     assert [held(at) for at in (0.9, 1.5, 2, 2.9, 3.5)] == [
         *(None, {}, {"collision": 3}, {"collision": 3}, {"collision": 5})
     ]
-    look(5.5, 1)
+    look(5.5, 3, 2)
     # What stood two days before the newest look is known, and what stood earlier is not.
     assert [held(at) for at in (2.9, 3.4, 5.6)] == [None, {"collision": 5}, {"collision": 1}]
 
@@ -260,7 +262,7 @@ from datetime import UTC, datetime
 from bench.history import SOURCE, START
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.lake import table
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sqlite_index import IndexDamaged
 folder = Path(sys.argv[1])

@@ -19,10 +19,11 @@ from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.lake.commit import commit_actions, remove
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.landing.manifest import StreamSpan
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.quarantine_files import EventsGone, named_anywhere
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.quarantine_files import EventsGone, named_anywhere
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import decide

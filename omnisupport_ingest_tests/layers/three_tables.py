@@ -19,7 +19,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import Manifest, StreamSpan
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.layers import raw
+from omnisupport_ingest.layers.events import raw
 from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn

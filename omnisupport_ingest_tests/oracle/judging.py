@@ -22,11 +22,13 @@ _IN_ORDER = (
     "collision",
     "older_epoch",
     "malformed_image",
+    "schema_mismatch",
     "row_rule",
     "batch_rejected",
     "out_of_order_event",
     "too_late_arrival",
     "late_arrival",
+    "discarded_event",
 )
 """The reasons, in the order in which they count: an event has one."""
 
@@ -36,11 +38,13 @@ FOUND_BY = {
     "duplicate_position": "dedupe_key",
     "older_epoch": "epoch",
     "malformed_image": "envelope",
+    "schema_mismatch": "contract",
     "row_rule": "contract",
     "batch_rejected": "contract",
     "out_of_order_event": "sequence_or_ts",
     "too_late_arrival": "max_lateness",
     "late_arrival": "watermark_gap",
+    "discarded_event": "review_ledger",
 }
 """What finds each of them."""
 
@@ -104,7 +108,11 @@ class Delivery:
         event = self.event
         keys = (event.key, *([event.moved_from] if event.moved_from is not None else []))
         keyless = event.op in "crud" and any(key is None or None in key for key in keys)
-        return self.unreadable is not None or keyless or (event.op in "cur" and event.after is None)
+        return keyless or self.without_image
+
+    @property
+    def without_image(self) -> bool:
+        return self.unreadable is not None or (self.event.op in "cur" and self.event.after is None)
 
 
 @dataclass(frozen=True)
@@ -114,9 +122,12 @@ class JudgingRules:
     ``actions`` and ``to_review``: of the decision table. ``lateness``: by table, how long a window stays
     open after its end, and how far behind an event may land. ``longest``: by table and column, the most
     characters that a value may have. ``no_values``: by table and column, texts that are no value of its type.
-    ``key_columns``: by table. ``reviews``: what was decided last of an event. ``erasures``: by table
+    ``key_columns``: by table. ``reviews``: what was decided last of an event; ``discard copies``
+    says nothing of the copy that landed first. ``erasures``: by table
     and key, between which positions (above the first one, up to the second) a row was erased. ``rejected``:
-    the numbers of deliveries whose batch has a row that breaks the rule ``REJECTING``.
+    the numbers of deliveries whose batch has a row that breaks the rule ``REJECTING``. ``uncontracted``: the
+    tables without a contract. ``columns``: by table that waits for its contract, the columns that a row may
+    have, and those that it must have.
     """
 
     actions: Mapping[str, str]
@@ -131,6 +142,8 @@ class JudgingRules:
         default_factory=dict
     )
     rejected: Collection[int] = frozenset()
+    uncontracted: Collection[str] = frozenset()
+    columns: Mapping[str, tuple[frozenset[str], frozenset[str]]] = field(default_factory=dict)
 
     def passes(self, scenario: str) -> bool:
         return self.actions[scenario] in _PASSING
@@ -246,7 +259,8 @@ def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter
 
 def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool) -> Verdict:
     late, too_late = _lateness(delivery, judging_rules)
-    rules = _broken(delivery, judging_rules)
+    mismatches = _mismatches(delivery, judging_rules)
+    rules = mismatches + _broken(delivery, judging_rules)
     decided = judging_rules.reviews.get(delivery.key)
     doubts = {
         "collision": collision,
@@ -258,8 +272,15 @@ def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool
     }
     faults = {
         "out_of_range": delivery.window == OUT_OF_RANGE,
-        "malformed_image": delivery.malformed,
-        "row_rule": bool(rules),
+        # Which row an event is about is asked by a contract.
+        "malformed_image": (
+            delivery.without_image
+            if delivery.event.table in judging_rules.uncontracted
+            else delivery.malformed
+        ),
+        "schema_mismatch": bool(mismatches),
+        "row_rule": len(rules) > len(mismatches),
+        "discarded_event": decided == "discard",
     }
     # A release settles doubts about when and where an event came, never what is wrong with it.
     holds = faults if decided == "release" else doubts | faults
@@ -273,7 +294,8 @@ def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool
 
 def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules) -> Verdict:
     late, _ = _lateness(delivery, judging_rules)
-    reason, rules = "duplicate_position", _broken(first, judging_rules)
+    reason = "duplicate_position"
+    rules = _mismatches(first, judging_rules) + _broken(first, judging_rules)
     if judging_rules.passes(reason):
         return Verdict(delivery, DUPLICATE, reason, None, rules, late)
     state = _state(reason, judging_rules.reviews.get(first.key), judging_rules)
@@ -281,7 +303,7 @@ def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules) -> V
 
 
 def _state(reason: str, decided: str | None, judging_rules: JudgingRules) -> str:
-    if decided == "discard":
+    if decided == "discard" or (decided == "discard copies" and reason == "duplicate_position"):
         return "discarded"
     return "open" if reason in judging_rules.to_review else "not_needed"
 
@@ -309,6 +331,21 @@ def _lateness(delivery: Delivery, judging_rules: JudgingRules) -> tuple[bool, bo
     late = mark >= start + judging_rules.window_length + allowed
     spared = not delivery.arrival.from_file or event.op in "rb"
     return late, late and not spared and mark - event.source_ts > longest
+
+
+def _mismatches(delivery: Delivery, judging_rules: JudgingRules) -> tuple[str, ...]:
+    """How the columns of its row are not those of its contract; one that was not sent counts as there."""
+    event = delivery.judged or delivery.event
+    if event.table not in judging_rules.columns or event.op not in "cur":
+        return ()
+    if event.after is None or delivery.unreadable is not None:
+        return ()
+    may, must = judging_rules.columns[event.table]
+    key = judging_rules.key_columns.get(event.table, ()) if event.key is not None else ()
+    there = {*key, *event.after, *event.unchanged}
+    unknown = [f"{name}:unknown_column" for name in there if name not in may]
+    missing = [f"{name}:missing_column" for name in must if name not in there]
+    return tuple(sorted(unknown + missing))
 
 
 def _broken(delivery: Delivery, judging_rules: JudgingRules) -> tuple[str, ...]:

@@ -125,6 +125,24 @@ def test_a_discarded_event_stays_in_quarantine():
     assert (verdict.verdict, verdict.state, verdict.told.quarantined) == (QUARANTINED, "discarded", True)
 
 
+def test_a_discarded_event_is_never_accepted_whatever_the_rules_say_later():
+    discarded = replace(RULES, reviews={FIRST.key: "discard"})
+    first, copy = judge([FIRST, replace(FIRST, number=2)], discarded)
+    assert (first.verdict, first.reason, first.state) == (QUARANTINED, "discarded_event", "discarded")
+    assert copy.verdict == DUPLICATE
+
+
+def test_a_discard_of_copies_concerns_only_them():
+    strict = replace(
+        RULES,
+        actions={**RULES.actions, "duplicate_position": "quarantine"},
+        reviews={FIRST.key: "discard copies"},
+    )
+    first, copy = judge([FIRST, replace(FIRST, number=2)], strict)
+    assert first.verdict == ACCEPTED
+    assert (copy.reason, copy.state) == ("duplicate_position", "discarded")
+
+
 def test_an_action_that_lets_pass_lets_pass():
     accepting = replace(RULES, actions={**RULES.actions, "too_late_arrival": "replay_window"})
     assert reasons(arrived(9), judging_rules=accepting) == [None]

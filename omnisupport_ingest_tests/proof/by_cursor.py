@@ -84,16 +84,16 @@ def prove_by_cursor(
             if part == turn[0] + 1:
                 for shape in SHAPES:
                     platform.learn(shape.name, ADDED)
-            terms = _terms(part, turn)
+            terms = terms_of(part, turn)
             platform.change_law(terms, {})
-            _name_cursors(platform)
+            name_cursors(platform)
             if part == ADDED_BEFORE:
                 told = {name: _add_column(tables, name, rows) for name, rows in told.items()}
                 older = {name: set(rows) for name, rows in told.items()}
             source = _source(platform.workspace, folder, server.dsn())
             for shape in SHAPES:
-                whole, before = shape if part < ADDED_BEFORE else _with_column(shape), told[shape.name]
-                rows = _rows(events[: len(events) * (part + 1) // PARTS], whole)
+                whole, before = shape if part < ADDED_BEFORE else with_column(shape), told[shape.name]
+                rows = rows_after(events[: len(events) * (part + 1) // PARTS], whole)
                 _tell(tables, whole, before, rows)
                 older[shape.name] = {key for key in older[shape.name] if rows.get(key) == before[key]}
                 told[shape.name] = rows
@@ -107,20 +107,20 @@ def prove_by_cursor(
             shapes = shapes_of(terms, platform.tokens)
             for shape in shapes:
                 name = shape.name
-                yield from _differences(platform.workspace, shape, told[name], older[name])
+                yield from differences(platform.workspace, shape, told[name], older[name])
             values = hidden_by(terms, shapes).values((event, None) for event in events)
             for table, found in exposed(platform.workspace, values, compare._rows):
                 yield Difference(table, "values that a policy hides", found, [])
 
 
-def _terms(part: int, turn: tuple[int, int]) -> Mapping[str, Terms]:
+def terms_of(part: int, turn: tuple[int, int]) -> Mapping[str, Terms]:
     before, number = turn
     protecting = PROTECTIONS[number if part >= before else 0]
     learned = {table: {ADDED: LEARNABLE[table][ADDED]} if part > before else {} for table in TERMS}
     return {table: each.under(protecting, table, learned[table]) for table, each in TERMS.items()}
 
 
-def _with_column(shape: TableShape) -> TableShape:
+def with_column(shape: TableShape) -> TableShape:
     """The table with the column that it gets; a row that no event gives a value has the default in it."""
     default = LEARNABLE[shape.name][ADDED]
     return replace(shape, columns=(*shape.columns, ADDED), defaults=((ADDED, default),))
@@ -136,7 +136,7 @@ def _add_column(connection: Connection, table: str, rows: Rows) -> Rows:
     return {key: {**row, ADDED: default} for key, row in rows.items()}
 
 
-def _name_cursors(platform: Platform) -> None:
+def name_cursors(platform: Platform) -> None:
     """Have the contracts name the cursor, and the platform take them."""
     workspace = platform.workspace
     folder = workspace.settings.contracts_dir
@@ -171,7 +171,7 @@ def _source(workspace: Workspace, folder: Path, dsn: str) -> QuerySource:
     return QuerySource.of(definition, workspace.contracts, workspace.home)
 
 
-def _rows(events: Sequence[Event], shape: TableShape) -> Rows:
+def rows_after(events: Sequence[Event], shape: TableShape) -> Rows:
     """The rows that stand after ``events``. In a table no value is unknown: what is unresolved is NULL."""
     return {
         key: {name: row.values.get(name) for name in shape.columns}
@@ -199,7 +199,7 @@ def _tell(connection: Connection, shape: TableShape, before: Rows, rows: Rows) -
                 )
 
 
-def _differences(
+def differences(
     workspace: Workspace, shape: ContractShape, rows: Rows, older: Collection[Key]
 ) -> Iterator[Difference]:
     contract = compare._contract(workspace, shape)

@@ -22,8 +22,8 @@ from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.net_changes import content_of
+from omnisupport_ingest.layers.dimension.net_changes import content_of
+from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.cdc.kernels import EVENTS
 from omnisupport_ingest_tests.cdc.lanes import scope_text

@@ -25,11 +25,13 @@ from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, S
 from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id, stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
-from omnisupport_ingest.layers.dimensions import GateClosed
-from omnisupport_ingest.layers.event_ref import EventRef
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.retyping import ask_for, waits
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.dimension.dimensions import GateClosed
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.event_ref import EventRef
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.type_changes import ask_for, waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import decide

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, JudgingRules
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
@@ -304,7 +304,15 @@ class _Home:
         """Say something else of personal data, in all contracts."""
         self._require("while tables wait for a person", self._have_not_waited())
         before = PROTECTIONS[self._protecting]
-        others = [each for each in range(len(PROTECTIONS)) if each != self._protecting]
+        # A table keeps its subject once a key of it is destroyed: other contracts are refused.
+        bound = {each for each in before.subjects if self._subjects}
+        others = [
+            each
+            for each, protecting in enumerate(PROTECTIONS)
+            if each != self._protecting and bound <= protecting.subjects.keys()
+        ]
+        if not others:
+            return
         self._protecting = self._later_lots.choice(others)
         self.tally.did("policy changes")
         self.tally.did("other keys of hashes", PROTECTIONS[self._protecting].key != before.key)

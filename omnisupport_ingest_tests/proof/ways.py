@@ -34,6 +34,7 @@ from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof import compare
 from omnisupport_ingest_tests.proof.by_cursor import prove_by_cursor
+from omnisupport_ingest_tests.proof.by_deliveries import prove_by_deliveries
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.delivery import CHUNK, STREAM, Batch
 from omnisupport_ingest_tests.proof.expected import Expected, is_whole
@@ -359,10 +360,10 @@ def topics(home: Home, deliveries: Sequence[Sequence[Event]]) -> Iterator[None]:
 
 OF_EVENTS: Mapping[str, Way] = {each.__name__: each for each in (log, files, manifests, topics)}
 
-CURSOR = "cursor"
-"""The way that sees no events (``by_cursor``)."""
+OF_ROWS = {"cursor": prove_by_cursor, "deliveries": prove_by_deliveries}
+"""The ways that see rows and no events."""
 
-WAYS = (*OF_EVENTS, CURSOR)
+WAYS = (*OF_EVENTS, *OF_ROWS)
 
 
 def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[str] = WAYS) -> int:
@@ -373,9 +374,9 @@ def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[s
     events = tellable(seeds)
     for name in ways:
         turn = Turn.of(name, seeds)
-        told = events if name in (CURSOR, log.__name__) else by_debezium(events)
-        if name == CURSOR:
-            differs = prove_by_cursor(told, folder / name, spark, (turn.before, turn.protecting))
+        told = events if name in (*OF_ROWS, log.__name__) else by_debezium(events)
+        if name in OF_ROWS:
+            differs = OF_ROWS[name](told, folder / name, spark, (turn.before, turn.protecting))
         else:
             brought = brought_in(OF_EVENTS[name], delivered(seeds, told), turn, folder / name, spark)
             differs = differing(brought, told)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.read.compare import Comparison, Difference, Sample, changed_since, compare
 from omnisupport_ingest_tests.layers.notes import CONTRACT, LAKE, SOURCE, write_lake, write_source
 
@@ -58,6 +59,13 @@ def test_what_is_the_same_does_not_differ(tmp_path, source, lake):
         pytest.param(
             [SOURCE], [LAKE | {"_cdc_is_deleted": True}], ("deleted in the lake",), id="deleted too much"
         ),
+        pytest.param([SOURCE], [LAKE, LAKE], ("twice in the lake",), id="a row that the lake has twice"),
+        pytest.param(
+            [SOURCE],
+            [LAKE, LAKE | {"_cdc_is_deleted": True, "title": "b"}],
+            ("twice in the lake",),
+            id="a live row and a deleted one of the same key",
+        ),
         pytest.param([SOURCE], [LAKE | {"title": "b"}], ("title",), id="another text"),
         pytest.param([SOURCE | {"title": ""}], [LAKE | {"title": None}], ("title",), id="empty is not NULL"),
         pytest.param([SOURCE | {"title": None}], [LAKE | {"title": ""}], ("title",), id="NULL is not empty"),
@@ -74,6 +82,16 @@ def test_what_is_the_same_does_not_differ(tmp_path, source, lake):
 def test_every_difference_is_found_and_named(tmp_path, source, lake, columns):
     found = outcome(tmp_path, source, lake)
     assert (found.differences, found.examples) == (1, (Difference("1", columns),))
+
+
+def test_a_timestamp_of_a_source_with_a_zone_is_the_same_as_one_without(tmp_path):
+    contract = replace(
+        CONTRACT, columns=(*CONTRACT.columns[:4], Column("at", "timestamp"), CONTRACT.columns[5])
+    )
+    state = write_lake(tmp_path / "state.parquet", [LAKE])
+    for shown in ("2026-01-01 00:00:00.5+00", "2026-01-01 00:00:00.5"):
+        expected = write_source(tmp_path / "expected.parquet", [SOURCE | {"at": shown}])
+        assert compare(contract, expected, [str(state)]).differences == 0, shown
 
 
 def test_a_live_row_with_an_unresolved_column_is_counted_even_if_its_value_happens_to_agree(tmp_path):

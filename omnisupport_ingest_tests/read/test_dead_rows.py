@@ -85,7 +85,7 @@ def ranges(files: Sequence[LakeFile], folder: Path) -> Any:
 
 
 def keys(files: Sequence[LakeFile], folder: Path) -> Any:
-    return DimensionKeys(replace(CONTRACT, soft_delete_column=None), files).checksum(EVERY_KEY)
+    return DimensionKeys(replace(CONTRACT, soft_delete_column=None), files, folder).checksum(EVERY_KEY)
 
 
 def told(files: Sequence[LakeFile], folder: Path) -> Any:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -17,10 +22,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from omnisupport_ingest.cdc.erasing import Span, key_hash
 from omnisupport_ingest.cli.tail import _shown_changes, tail
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
-from omnisupport_ingest_tests.layers.story import Story
+from omnisupport_ingest.read.dimension_changes import RowChange, changes_of, newest_version
+from omnisupport_ingest.read.dimension_changes import last_changes as last_changes_up_to
+from omnisupport_ingest_tests.layers.story import CONTRACT, Story
 
 COLUMNS = pa.schema(
     [
@@ -62,6 +69,12 @@ VERSIONS = (
     [row(1, "one", 10), row(2, "deux", 40), row(3, "three", 20)],
     [row(1, "one", 10), row(2, "deux", 40)],
 )
+
+
+def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
+    newest = newest_version(workspace, contract)
+    assert newest is not None
+    return last_changes_up_to(workspace, contract, count, newest)
 
 
 @pytest.fixture
@@ -158,7 +171,8 @@ def test_each_version_tells_the_rows_that_it_changed_and_no_others(workspace: Wo
 def test_the_last_changes_end_where_files_were_swept(workspace: Workspace) -> None:
     (contract,) = workspace.contracts.all
     table = workspace.dimension(contract)
-    assert newest_version(workspace, contract) == 4
+    newest = newest_version(workspace, contract)
+    assert newest is not None and newest.number == 4
     assert [each.version for each in last_changes(workspace, contract, 3)] == [2, 3, 4]
     assert last_changes(workspace, contract, 0) == []
     assert len(last_changes(workspace, contract, 100)) == 7
@@ -166,6 +180,65 @@ def test_the_last_changes_end_where_files_were_swept(workspace: Workspace) -> No
     Path(first).unlink()
     assert changes_of(workspace, contract, 1) is None
     assert [each.version for each in last_changes(workspace, contract, 100)] == [3, 4]
+
+
+def test_a_number_that_json_cannot_hold_is_text_and_nan_is_the_same_as_nan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(tmp_path)
+    ratio = {"type": ["number", "null"], "x-pg-type": "double precision", "description": "A ratio."}
+    story.write_contract(CONTRACT | {"properties": CONTRACT["properties"] | {"ratio": ratio}})
+    workspace = Workspace.open(story.workspace.settings)
+    (contract,) = workspace.contracts.all
+    folder = workspace.dimension(contract).folder
+    for title, number in (("one", math.nan), ("uno", math.nan), ("due", math.inf)):
+        rows = [row(1, title, 10) | {"ratio": number}]
+        schema = COLUMNS.append(pa.field("ratio", pa.float64()))
+        write_deltalake(str(folder), pa.Table.from_pylist(rows, schema=schema), mode="overwrite")
+    _, uno, due = last_changes(workspace, contract, 3)
+    assert (uno.before, list(due.before)) == ({"title": "one"}, ["title", "ratio"])
+    assert _shown_changes(due, contract) == "title uno → due, ratio NaN → Infinity"
+    monkeypatch.setattr("omnisupport_ingest.cli.tail.open_workspace", lambda: workspace)
+    last = CliRunner(catch_exceptions=False).invoke(tail, ["notes", "-n", "1", "--json"]).stdout
+    document = json.loads(last, parse_constant=pytest.fail)
+    assert (document["before"]["ratio"], document["row"]["ratio"]) == ("NaN", "Infinity")
+
+
+def test_what_is_committed_while_the_command_starts_is_printed_once(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (contract,) = workspace.contracts.all
+    folder = str(workspace.dimension(contract).folder)
+
+    def put(title: str, mode: Literal["overwrite", "append"] = "overwrite") -> None:
+        write_deltalake(folder, pa.Table.from_pylist([row(1, title, 50)], schema=COLUMNS), mode=mode)
+
+    def starting(*arguments: Any, **named: Any) -> Any:
+        put("meanwhile")
+        return last_changes_up_to(*arguments, **named)
+
+    def later() -> Iterator[bool]:
+        yield False
+        put("later")
+        yield False
+        # Made anew, and as many versions as before.
+        shutil.rmtree(folder)
+        for _ in range(7):
+            put("anew")
+        yield False
+        put("after")
+        yield False
+        yield True
+
+    waits = later()
+    stop = SimpleNamespace(wait=lambda _seconds: next(waits))
+    monkeypatch.setattr("omnisupport_ingest.cli.tail.open_workspace", lambda: workspace)
+    monkeypatch.setattr("omnisupport_ingest.cli.tail.last_changes", starting)
+    monkeypatch.setattr("omnisupport_ingest.cli.tail.stop_on_signal", lambda: nullcontext(stop))
+    done = CliRunner(catch_exceptions=False).invoke(tail, ["notes", "-n", "1", "--follow"])
+    shown = [line.split("title ")[-1] for line in done.stdout.splitlines() if '["1"]' in line]
+    assert shown == ["one → meanwhile", "meanwhile → later", "anew → after"]
+    assert "dim_notes was made anew." in done.stderr
 
 
 def test_the_command_prints_a_line_for_each_change(

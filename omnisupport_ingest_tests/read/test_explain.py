@@ -6,11 +6,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import Table
+
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.fold import table_columns_of
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.cell_origins import KeyEvent, origins_of
-from omnisupport_ingest.read.explain import Explanation, Landed, copies_of
+from omnisupport_ingest.read.explain import Explanation, Landed, _rows, copies_of
 from omnisupport_ingest_tests.layers.story import Story
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -80,3 +88,35 @@ def test_a_row_whose_source_marks_it_as_deleted_names_what_marked_it(tmp_path: P
     assert told(created).marked is None
     ended = replace(event(30, "a"), op="d")
     assert told(created, marked, ended).marked is None
+
+
+def test_images_are_read_only_where_the_key_is(tmp_path: Path) -> None:
+    """Files of events are not ordered by key, and images are most of their bytes."""
+    schema = arrow_schema(RAW_TYPE, without=("window", "source_table"))
+    rows = [
+        {
+            "key": f'["{number % 5 if number < 16 else 1 + number % 2 * 2}"]',
+            "op": "u",
+            "source_schema": "public",
+            "after": f"image {number}",
+        }
+        for number in range(20)
+    ] + [{"key": KEY, "op": "u", "source_schema": "public", "after": "alone"}, {"key": None, "op": "t"}]
+    path = tmp_path / "events.parquet"
+    pq.write_table(Table.from_pylist(rows, schema), path, row_group_size=4)
+    # The images of the group before the last do not have the key: they cannot be read.
+    group = pq.ParquetFile(path).metadata.row_group(4)
+    images = next(
+        each for n in range(group.num_columns) if (each := group.column(n)).path_in_schema == "after"
+    )
+    content = bytearray(path.read_bytes())
+    begin = images.dictionary_page_offset or images.data_page_offset
+    content[begin : begin + images.total_compressed_size] = b"\xff" * images.total_compressed_size
+    path.write_bytes(content)
+    file = LakeFile("events.parquet", str(path), "w", (), len(rows), path.stat().st_size)
+    where = (pc.field("key") == '["2"]') & (pc.field("source_schema") == "public")
+    found = _rows(file, schema, ["key", "after", "ordinal"], where)
+    assert [row["after"] for row in found] == ["image 2", "image 7", "image 12"]
+    assert found[0] == {"key": '["2"]', "after": "image 2", "ordinal": None}
+    with pytest.raises(OSError):
+        _rows(file, schema, ["after"], pc.field("key") == '["3"]')

@@ -23,6 +23,7 @@ COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "name": ("string", "text", pa.string()),
     "price": ("number", "numeric(10,2)", pa.decimal128(10, 2)),
     "ratio": ("number", "double precision", pa.float64()),
+    "share": ("number", "real", pa.float32()),
     "vip": ("boolean", "boolean", pa.bool_()),
     "day": ("string", "date", pa.date32()),
     "seen": ("string", "timestamptz", pa.timestamp("us", "UTC")),
@@ -34,6 +35,7 @@ PLAIN: dict[str, Any] = {
     "name": 'a "quoted", naïve\nline',
     "price": Decimal("12.50"),
     "ratio": 0.1,
+    "share": 0.1,
     "vip": True,
     "day": date(2026, 3, 2),
     "seen": datetime(2026, 3, 2, 12, 0, 0, 123456, tzinfo=UTC),
@@ -59,7 +61,7 @@ ROWS = [
     PLAIN | LIVE,
     NOTHING | {"id": 2, "name": ""} | LIVE,
     NOTHING
-    | {"id": 3, "ratio": float("nan")}
+    | {"id": 3, "ratio": float("nan"), "share": float("nan")}
     | LIVE
     | {"_cdc_exact": [("price", "NaN"), ("day", "infinity"), ("seen", "-infinity"), ("tags", "{{1},{2}}")]},
     NOTHING | {"id": 4, "ratio": float("-inf")} | LIVE | {"_cdc_unresolved": ["name", "price"]},
@@ -120,6 +122,7 @@ def test_csv_tells_null_from_an_empty_text_and_keeps_every_value(
         "name": PLAIN["name"],
         "price": "12.50",
         "ratio": "0.1",
+        "share": "0.1",
         "vip": "true",
         "day": "2026-03-02",
         "seen": "2026-03-02T12:00:00.123456Z",
@@ -152,6 +155,7 @@ def test_json_lines_are_json_and_lose_no_digit(
     }
     assert (empty["name"], empty["tags"], empty["ratio"]) == ("", None, None)
     assert (exact["price"], exact["ratio"], exact["tags"]) == ("NaN", "NaN", "{{1},{2}}")
+    assert exact["share"] == "NaN"
     assert (unresolved["_cdc_unresolved"], unresolved["name"]) == (["name", "price"], None)
     assert (gone["_cdc_is_deleted"], gone["_cdc_deleted_at"]) == (True, "2026-03-02T12:00:00.123456Z")
 
@@ -176,7 +180,7 @@ def test_parquet_keeps_the_types_and_the_exact_texts_beside_them(
     table = pq.read_table(out)
     assert table.schema.field("price").type == pa.decimal128(10, 2)
     plain, _, exact, unresolved = table.to_pylist()
-    assert {name: plain[name] for name in COLUMNS} == PLAIN
+    assert {name: plain[name] for name in COLUMNS} == PLAIN | {"share": pa.scalar(0.1, pa.float32()).as_py()}
     assert (exact["price"], dict(exact["_cdc_exact"])["price"]) == (None, "NaN")
     assert unresolved["_cdc_unresolved"] == ["name", "price"]
 

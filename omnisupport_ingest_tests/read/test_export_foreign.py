@@ -26,7 +26,7 @@ def written_or_named(contract: TableContract, file: Path, out: Path, form: Forma
     out.write_text("before")
     with in_time():
         try:
-            done = write_file(contract, [str(file)], out, form, deleted=True)
+            done = write_file(contract, [str(file)], out, form, deleted=True, home=file.parent)
         except (ExportFailed, NoDimension) as refused:
             assert "desk.things" in refused.problem and refused.fix
             assert 'a "quoted"' not in refused.problem + refused.fix, "no value of a row"
@@ -63,7 +63,9 @@ def test_what_stands_in_the_place_of_a_file_of_a_dimension_is_named_and_not_wait
         IN_THE_PLACE[what](file)
     (tmp_path / "out").mkdir()
     with in_time(), pytest.raises(ExportFailed, match=r"desk\.things"):
-        write_file(contract, [str(file)], tmp_path / "out" / "things.csv", Format.CSV, deleted=False)
+        write_file(
+            contract, [str(file)], tmp_path / "out" / "things.csv", Format.CSV, deleted=False, home=tmp_path
+        )
     assert list((tmp_path / "out").iterdir()) == []
 
 

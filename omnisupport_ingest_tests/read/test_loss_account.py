@@ -50,6 +50,9 @@ def of(**facts: Any) -> LossAccount:
         (replace(WHOLE, epochs=(EPOCH, SECOND)), Verdict.NAMED),
         (replace(WHOLE, incomplete=(Incomplete("notes", "not read", "wait"),)), Verdict.MISSING),
         (replace(WHOLE, slot_problem="the slot is gone"), Verdict.MISSING),
+        (replace(WHOLE, slot_unknown="no answer"), Verdict.UNKNOWN),
+        (replace(WHOLE, slot_unknown="no answer", withheld={"open": 2}), Verdict.UNKNOWN),
+        (replace(of(gap=GAP), slot_unknown="no answer"), Verdict.MISSING),
         (replace(WHOLE, withheld={"open": 2}), Verdict.WITHHELD),
         (replace(WHOLE, withheld={"discarded": 2}), Verdict.NOTHING_LOST),
         (replace(WHOLE, offsets_gone=(OffsetsGone("t", 0, 5, 3, "old"),)), Verdict.NAMED),
@@ -59,7 +62,16 @@ def of(**facts: Any) -> LossAccount:
 def test_the_verdict_is_the_worst_that_is_known(account: LossAccount, verdict: Verdict) -> None:
     assert account.verdict is verdict
     assert account.sentence.endswith(".") or ":" in account.sentence
-    assert account.verdict.is_finding == (verdict in (Verdict.MISSING, Verdict.WITHHELD))
+    assert account.verdict.is_finding == (verdict in (Verdict.MISSING, Verdict.UNKNOWN, Verdict.WITHHELD))
+
+
+def test_nobody_says_that_nothing_was_lost_before_the_server_has_answered() -> None:
+    silent = replace(WHOLE, slot_unknown="no answer")
+    assert silent.sentence == (
+        "Of desk, all is there, 4 events of 2 batches, without a gap; whether the server still has what "
+        "comes next is not known."
+    )
+    assert "1 stretch named below" in replace(of(accepted=LOSS), slot_unknown="no answer").sentence
 
 
 def test_a_new_epoch_is_one_stretch_whether_a_gap_or_an_accepted_loss_explains_it() -> None:
@@ -127,6 +139,13 @@ def test_a_batch_that_is_gone_is_a_gap(story: Story) -> None:
 def test_missed_changes_are_missing_until_the_table_was_read_again(story: Story) -> None:
     LostChanges(story.store.folder, 1).add("notes", "not published", Lsn(12))
     assert account(story).verdict is Verdict.MISSING
+
+
+def test_of_a_table_without_a_contract_nothing_is_missing_though_it_was_left_out(story: Story) -> None:
+    LostChanges(story.store.folder, 1).add("withdrawn", "no contract named it", Lsn(12))
+    assert account(story).verdict is Verdict.NOTHING_LOST
+    LostChanges(story.store.folder, 1).add("withdrawn", "not published", Lsn(3), Lsn(9))
+    assert [str(each.lost_to) for each in account(story).epochs[0].missed] == ["0/9"], "what is known stays"
 
 
 def test_a_loss_that_somebody_accepted_is_named_with_who_did(story: Story) -> None:

@@ -15,7 +15,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, START, Change, Commit, Story
 
 KEYS = range(1, 9)

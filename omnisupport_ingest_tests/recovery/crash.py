@@ -25,7 +25,7 @@ from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake.sweep import sweep, sweepable
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home

@@ -6,7 +6,7 @@ every process of the platform does, and dies where ``OMNISUPPORT_FAILPOINT`` say
 
 from __future__ import annotations
 
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import Settings

@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake.standing_task import standing_task
-from omnisupport_ingest.layers import deduped, dimensions, raw
+from omnisupport_ingest.layers.dimension import dimensions
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import PREFIX, Settings
@@ -51,6 +52,7 @@ def run_layers(
     *,
     replay: bool = False,
     judge: bool = False,
+    run_id: str = "run",
 ) -> None:
     """Take ``windows`` from landing to the dimensions, as one run of the ingest job does: its small works are
     done by the task that stays, but those of a replay.
@@ -58,10 +60,10 @@ def run_layers(
     ``judge``: as a replay that does not begin at landing, but has raw's events judged again.
     """
     with nullcontext() if replay or judge else standing_task(spark):
-        raw.materialize(workspace, spark, source, windows, "run", replay=replay)
-        deduped.materialize(workspace, spark, source, windows, "run", replay=replay or judge)
+        raw.materialize(workspace, spark, source, windows, run_id, replay=replay)
+        deduped.materialize(workspace, spark, source, windows, run_id, replay=replay or judge)
         for contract in workspace.contracts.of_source(source):
-            dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
+            dimensions.materialize(workspace, spark, contract, windows, run_id, replay=replay)
 
 
 def start(

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import finish, open_workspace, run_layers, start

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 from dagster._core.scheduler.instigation import TickStatus
 
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.runtime.dagster_home import write_workspace
 from omnisupport_ingest.runtime.dagster_services import code_server_command, code_server_socket
 from omnisupport_ingest.runtime.private_folders import socket_answers

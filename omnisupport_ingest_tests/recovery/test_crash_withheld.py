@@ -16,8 +16,8 @@ import duckdb
 import pytest
 
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_anywhere
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles, named_anywhere
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import finish, open_workspace, start

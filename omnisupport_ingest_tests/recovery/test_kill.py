@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import finish, kill_when, open_workspace, run_layers, start
 from omnisupport_ingest_tests.recovery.traces import Moment, contents, tables, traces

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.key_files import is_fresh
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.layers.test_layers import state

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres

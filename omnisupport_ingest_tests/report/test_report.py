@@ -24,7 +24,9 @@ from omnisupport_ingest.report.facts import (
     commits_of,
 )
 from omnisupport_ingest.report.figures import Latency, percentile
+from omnisupport_ingest.report.page import collect, document, html
 from omnisupport_ingest.report.svg import Axis, Marks, Series, chart
+from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SHOP, TABLE = "shop", "public.orders"
@@ -44,6 +46,7 @@ def batch(lsn: int, committed: float, landed: float, events: int = 1) -> Batch:
 
 
 def commit(version: int, lsn: int, second: float, run: str = "run") -> TableCommit:
+    """Version 1 is the first with rows."""
     return TableCommit(version, at(second), run, Position(1, Lsn(lsn), 0), 1000, 1000 * version)
 
 
@@ -85,6 +88,15 @@ def test_what_no_version_shows_is_not_fresh_and_a_version_before_landing_shows_n
     assert figures.to_dimension(facts([batch(20, 0, 10)], [commit(1, 20, 5), commit(2, 10, 20)])) != []
     assert figures.to_dimension(facts([batch(20, 0, 10)], [commit(1, 20, 5)])) == []
     assert figures.to_dimension(facts([batch(20, 0, 10)], [commit(1, 10, 15)])) == []
+
+
+def test_a_batch_that_an_earlier_commit_may_have_shown_has_no_latency() -> None:
+    """Of a long log only the newest commits are read."""
+    batches = [batch(lsn, lsn, lsn + 1) for lsn in (10, 20, 30, 40)]
+    commits = [commit(number, 10 * number, 10 * number + 4) for number in (3, 4)]
+    assert [each.seconds for each in figures.to_dimension(facts(batches, commits))] == [4.0]
+    whole = [commit(number, 10 * number, 10 * number + 4) for number in (1, 2, 3, 4)]
+    assert [each.seconds for each in figures.to_dimension(facts(batches, whole))] == [4.0] * 4
 
 
 def test_a_run_costs_the_time_between_its_commits_and_what_it_wrote() -> None:
@@ -180,3 +192,23 @@ def test_ticks_are_round_numbers_that_hold_the_highest_point() -> None:
     size = Axis("size", lambda value: f"{value:g} bytes", base=1024)
     drawn = chart([Series("a", ((0.0, 3.2 * 1024 * 1024),))], Axis("n"), size)
     assert ">4.1943e+06 bytes<" in drawn
+
+
+def test_events_in_quarantine_without_a_window_are_counted() -> None:
+    window = WindowCounts("w", NOON, 0, 0, 2)
+    found = replace(facts([batch(10, 0, 1)], [], (window,)), out_of_range=3)
+    (source,) = document("home", [found])["sources"]
+    assert (source["withheld"], source["out_of_range"]) == (5, 3)
+    assert "of them in no window" in html("home", [found])
+
+
+def test_a_table_whose_log_cannot_be_read_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.land(Commit(10, 1, [Change("c", 1, {"title": "one"})]))
+    for contract in story.workspace.contracts.of_source(SOURCE):
+        log = story.workspace.dimension(contract).folder / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020d}.json").write_bytes(bytes(100))
+    (found,) = collect(story.workspace)
+    assert len(found.batches) == 1
+    assert found.problem is not None and "dim_notes cannot be read (DeltaError)" in found.problem

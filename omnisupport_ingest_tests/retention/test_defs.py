@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs.assets import _leave_sealed
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.forecast import disk_forecast
 from omnisupport_ingest.settings import NightlyRetention
+from omnisupport_ingest.storage import has_landed
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.retention.test_story import take_all, told
 
@@ -110,7 +113,32 @@ def test_the_schedule_runs_by_itself_where_something_is_given_up(landed: Story, 
             assert bool(schedule.evaluate_tick(context).run_requests) == asks
 
 
-def test_the_job_sweep_runs_by_itself_and_deletes_what_is_old_enough(landed: Story, spark) -> None:  # type: ignore[no-untyped-def]
+def test_the_job_sweep_makes_no_folder_of_a_source_that_has_not_landed(tmp_path: Path) -> None:
+    settings = told(tmp_path, {}).workspace.settings
+    folder = settings.home / "landing" / SOURCE
+    shutil.rmtree(folder)
+    workspace = Workspace.open(settings)
+    definitions = build_definitions(workspace)
+    job, schedule = definitions.resolve_job_def("sweep"), definitions.resolve_schedule_def("hourly_sweep")
+    # A schedule opens its instance again, so this one is on disk.
+    (tmp_path / "dagster").mkdir()
+    with (
+        dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance,
+        dg.build_schedule_context(instance, resources={"workspace": workspace}) as context,
+    ):
+        assert not schedule.evaluate_tick(context).run_requests
+        assert job.execute_in_process(instance=instance, resources={"workspace": workspace}).success
+    assert not folder.exists()
+    assert not has_landed(workspace.home.path, SOURCE)
+
+
+def test_the_job_sweep_runs_by_itself_and_deletes_what_is_old_enough(
+    landed: Story,
+    spark,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    landing: list[tuple[str, timedelta]] = []
+    monkeypatch.setattr(LandingStore, "sweep", lambda of, age: landing.append((of.source, age)) or [])
     take_all(landed, spark)
     workspace = landed.workspace
     definitions = build_definitions(workspace)
@@ -129,6 +157,7 @@ def test_the_job_sweep_runs_by_itself_and_deletes_what_is_old_enough(landed: Sto
             os.utime(path, (old, old))
         assert job.execute_in_process(instance=instance, resources={"workspace": workspace}).success
     assert not draft.exists()
+    assert landing == [(SOURCE, timedelta(days=1))] * 2
     assert held and all(path.exists() for path in held)
 
 

@@ -18,8 +18,8 @@ from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.retention import remove_old_runs
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out

@@ -10,7 +10,7 @@ import pytest
 
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.key_files import SEALED
-from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.removed import HISTORY, Removed
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
@@ -172,7 +172,9 @@ def test_the_command_line_shows_what_would_leave_a_history_and_what_it_kept(old_
     home = tmp_path / "home"
     shutil.copytree(old_home[0], home, symlinks=True)
     with environment(home=str(home), contracts_dir=str(old_home[1]), window="minutes:1"):
-        assert "versions that ended longer ago leave" in command("retention", "show").out
+        kept = command("retention", "show").out
+        assert "versions that ended longer ago leave" in kept
+        assert "Dagster's runs" in kept and "OMNISUPPORT_RUNS_KEPT_DAYS" in kept
         (document,) = json.loads(command("retention", "plan", "--json").out)
         (found,) = document["old_versions"]
         assert (found["table"], found["versions"], found["keep"]) == ("notes", 2, "P8D")

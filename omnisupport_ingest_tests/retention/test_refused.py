@@ -21,9 +21,9 @@ from omnisupport_ingest.lake.sweep import sweepable
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
-from omnisupport_ingest.layers import deduped as layer
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.events import deduped as layer
 from omnisupport_ingest.layers.removed import LANDING, RAW, RecordLost, Removed
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
 from omnisupport_ingest.retention.removing import Carried, carry_out

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.checks.lake_checks import counts_add_up
@@ -15,17 +16,30 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.landing.damage import check_landing
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed, WindowSealed, refuse_sealed
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.removed import (
+    BEGUN,
+    DONE,
+    GIVEN_UP,
+    LANDING,
+    RAW,
+    Present,
+    Removal,
+    Removed,
+    WindowSealed,
+    refuse_sealed,
+)
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import Reading
 from omnisupport_ingest.read.overview import overview
 from omnisupport_ingest.read.window_list import Stand, window_list
+from omnisupport_ingest.retention import removing
 from omnisupport_ingest.retention.forecast import disk_forecast
-from omnisupport_ingest.retention.plan import plan_retention
+from omnisupport_ingest.retention.plan import Judged, plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.retention.rules import Answer
 from omnisupport_ingest.review.erasing import key_text
@@ -233,9 +247,7 @@ def test_retention_refuses_what_waits_and_keeps_what_no_contract_gives_up(tmp_pa
     assert refused.why.startswith("events of a file")
 
 
-def test_an_erased_row_is_certified_once_retention_has_removed_its_events_and_no_other_is_erased(
-    tmp_path, spark
-):
+def test_a_row_is_erased_and_certified_before_and_after_retention_has_sealed_its_windows(tmp_path, spark):
     story = told(tmp_path, {"landing": "P7D", "raw": "P10D"})
     story.land(put(10, 1, "first", op="c"), put(11, 2, "another", id=3, op="c"))
     story.land(Commit(20, 61, [Change("d", 1), Change("d", 3)]))
@@ -256,6 +268,121 @@ def test_an_erased_row_is_certified_once_retention_has_removed_its_events_and_no
     assert {*Removed.open(at, SOURCE).of(RAW)} == {FIRST, SECOND}
     done = certificate()
     assert (done.state, done.cells) == ("complete", 0)
+    # Retention had removed the files from raw, not from the disk; the command swept them.
+    files = (at.home.lake / SOURCE / "raw_cdc_staging").rglob("*.parquet")
+    shown = [str(pq.read_table(each, partitioning=None).to_pydict()) for each in files]
+    assert shown and not any('"first"' in each for each in shown)
     assert "images in landing and raw" not in {each["what"] for each in done.remains}
-    with pytest.raises(WindowSealed, match=f"{FIRST}.*left raw"):
-        certificate(3)
+    # The other row is erased too: the sealed windows are rewritten from themselves.
+    assert certificate(3).state == "pending"
+    assert rows(story, spark)[3][0] == "another"
+    take_all(story, spark)
+    done = certificate(3)
+    assert (done.state, done.cells) == ("complete", 0)
+    assert rows(story, spark)[3] == (None, ("title", "body"))
+    assert rows(story, spark)[2] == ("later", ())
+    assert counts_add_up(story.workspace, SOURCE).passed
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before it begins", "after it has begun"])
+def test_an_erasure_after_the_plan_keeps_the_window_from_being_sealed_with_the_values(
+    tmp_path, spark, monkeypatch, begun
+):
+    story = told(tmp_path, {"landing": "P7D", "raw": "P10D"})
+    story.land(put(10, 1, "first", op="c"), Commit(20, 2, [Change("d", 1)]))
+    story.land(put(30, 61, "other", id=2, op="c"), put(40, 11 * DAY, "later", id=3, op="c"))
+    take_all(story, spark)
+    at = Workspace.open(story.workspace.settings)
+    plan = plan_retention(at, SOURCE)
+    assert {(each.layer, each.window) for each in plan.doomed} == {
+        (layer, window) for layer in (LANDING, RAW) for window in (FIRST, SECOND)
+    }
+
+    def erase() -> None:
+        erase_row(at, story.contract, key_text(["1"]), erased_by="ana", why="request 7")
+
+    if begun:
+        # The erasure is recorded between the look at the ledger and the one before the commit of raw.
+        may_leave = Judged.may_leave
+
+        def erased_now(judged: Judged, layer: str, window: str) -> bool:
+            may = may_leave(judged, layer, window)
+            if (layer, window) == (RAW, SECOND):
+                erase()
+            return may
+
+        monkeypatch.setattr(Judged, "may_leave", erased_now)
+    else:
+        erase()
+    carried = {each.layer: each.windows for each in carry_out(at, plan, removed_by="test")}
+    assert carried == ({LANDING: 2, RAW: 1} if begun else {LANDING: 1, RAW: 1})
+    removed = Removed.open(at, SOURCE)
+    assert (removed.sealed, removed.unfinished) == ({SECOND}, ())
+    story.workspace = Workspace.open(story.workspace.settings)
+    take_all(story, spark)
+    assert rows(story, spark)[1][0] is None
+    at = story.workspace
+    carry_out(at, plan_retention(at, SOURCE), removed_by="test")
+    assert Removed.open(at, SOURCE).sealed == {FIRST, SECOND}
+    assert erase_row(at, story.contract, key_text(["1"]), erased_by="ana", why="r")[1].state == "complete"
+
+
+def test_a_removal_that_was_given_up_is_done_only_if_it_was_begun_again(tmp_path):
+    workspace = told(tmp_path, {"landing": "P7D", "raw": "P10D"}).workspace
+    removal = Removal(
+        RAW, FIRST, START, 1, 1, 1, why="old", removed_by="test", removed_at=START + timedelta(days=20)
+    )
+    found = []
+    for step in (BEGUN, GIVEN_UP, DONE, BEGUN, DONE, BEGUN):
+        workspace.removals(SOURCE).append(lambda _, step=step: removing._rows([removal], step))
+        removed = Removed.open(workspace, SOURCE)
+        found.append((len(removed.removals), len(removed.unfinished)))
+    # The last one: a removal that is begun is not done because an earlier one was.
+    assert found == [(1, 1), (0, 0), (0, 0), (1, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("when", ["before the commit", "during the commit"])
+def test_a_removal_that_another_process_gives_up_meanwhile_is_left_or_recorded(
+    tmp_path, spark, monkeypatch, when
+):
+    story = told(tmp_path, {"landing": "P7D", "raw": "P10D"})
+    story.land(put(10, 1, "first", op="c"), put(20, 61, "second", id=2, op="c"))
+    story.land(put(30, 11 * DAY, "later", id=3, op="c"))
+    take_all(story, spark)
+    at = Workspace.open(story.workspace.settings)
+
+    def give_up() -> None:
+        begun = Removed.open(at, SOURCE).of(RAW)[FIRST]
+        at.removals(SOURCE).append(lambda _: removing._rows([begun], GIVEN_UP))
+
+    if when == "before the commit":
+        checked = removing._Remover._without_reopened
+
+        def given_up_next(remover, removals):
+            left = checked(remover, removals)
+            if left:
+                give_up()
+            return left
+
+        monkeypatch.setattr(removing._Remover, "_without_reopened", given_up_next)
+    else:
+        emptied = removing._emptied
+
+        def given_up_then(snapshot, judged, window):
+            if window == FIRST:
+                give_up()
+            return emptied(snapshot, judged, window)
+
+        monkeypatch.setattr(removing, "_emptied", given_up_then)
+    carried = {each.layer: each.windows for each in carry_out(at, plan_retention(at, SOURCE), removed_by="a")}
+    monkeypatch.undo()
+    removed, kept = Removed.open(at, SOURCE), bool(at.raw(SOURCE).open().files(FIRST))
+    assert removed.unfinished == ()
+    if when == "before the commit":
+        assert kept and removed.sealed == {SECOND} and carried == {LANDING: 2, RAW: 1}
+    else:
+        # Its events are gone, and the record names them.
+        assert not kept and removed.sealed == {FIRST, SECOND}
+    carry_out(at, plan_retention(at, SOURCE), removed_by="a")
+    assert Removed.open(at, SOURCE).sealed == {FIRST, SECOND}
+    assert not at.raw(SOURCE).open().files(FIRST)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.lake.commit import WindowChange
-from omnisupport_ingest.layers import dimensions, history, net_changes
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import NET_CHANGES
 from omnisupport_ingest.retention.old_files import sweep_old_files

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.retention.forecast import disk_forecast
-from omnisupport_ingest.retention.old_files import old_files, sweep_old_files
+from omnisupport_ingest.retention.old_files import old_files, sweep_old_files, swept_sources
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 
@@ -40,3 +40,22 @@ def test_withdrawn_tables_are_in_the_forecast_and_swept(tmp_path: Path, spark: S
     (found,) = old_files(workspace, SOURCE)
     assert (found.table, found.count) == (f"{SOURCE}/dim_notes", 1)
     assert sweep_old_files(workspace, SOURCE) == 1 and not left.exists()
+
+
+def test_old_files_of_a_retired_source_are_swept(tmp_path: Path) -> None:
+    story = Story(tmp_path / "told")
+    other = copy.deepcopy(CONTRACT)
+    other["x-cdc"] |= {"source": "other"}
+    (story.contracts / "other.json").write_text(json.dumps(other))
+    story.workspace.deduped(SOURCE).open()
+    withdrawn = story.contracts.parent / "withdrawn"
+    withdrawn.mkdir()
+    (story.contracts / "notes.json").rename(withdrawn / f"{SOURCE}.notes.json")
+    workspace = open_workspace(tmp_path / "told")
+    assert workspace.contracts.sources() == ("other",) and swept_sources(workspace) == [SOURCE, "other"]
+    left = workspace.home.lake / SOURCE / "deduped_events" / "left.parquet"
+    left.write_bytes(b"of a run that died")
+    long_ago = time.time() - 3 * 86_400
+    os.utime(left, (long_ago, long_ago))
+    assert sum(sweep_old_files(workspace, each) for each in swept_sources(workspace)) == 1
+    assert not left.exists()

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.checks.lake_checks import counts_add_up
-from omnisupport_ingest.layers import history
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.removed import QUARANTINE, RAW, Removed
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.old_files import sweep_old_files
 from omnisupport_ingest.retention.plan import plan_retention

@@ -19,9 +19,9 @@ from omnisupport_ingest.checks import content_checks, history_checks, window_che
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.integrity import sha256_of
-from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.erasures import ErasureLedger, ErasuresLost
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.read.export import Format, export
 from omnisupport_ingest.read.replay_preview import preview_replay
 from omnisupport_ingest.review.deciding import decide
@@ -318,9 +318,13 @@ def test_the_ledger_knows_who_and_why_and_no_key(deleted: Story):
     assert (entry.erased_by, entry.why, entry.windows) == ("ana", "request 7", (FIRST, SECOND))
     assert entry.key_hash == hashlib.sha256(b'["1"]').hexdigest()
     assert (entry.span.after, entry.span.through) == (None, (1, 30, 0))
+    # The command was killed before it wrote a certificate: who asked first has asked.
+    _, told = erase_row(deleted.workspace, deleted.contract, key_text(["1"]), erased_by="bob", why="again")
+    asked = json.loads(told.path.read_text())["asked"]
+    assert (asked["by"], asked["why"]) == ("ana", "request 7")
     (file,) = deleted.workspace.erasures(SOURCE).folder.glob("*.parquet")
-    told = repr(pq.read_table(file).to_pylist())
-    assert PERSON not in told and '["1"]' not in told
+    entries = repr(pq.read_table(file).to_pylist())
+    assert PERSON not in entries and '["1"]' not in entries
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,23 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.checks import content_checks
 from omnisupport_ingest.checks import lake_checks as checks
+from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake.ledger import LedgerUnreadable
 from omnisupport_ingest.landing.manifest import StreamSpan
-from omnisupport_ingest.layers.event_ref import EventRef, EventRefRefused
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.events.event_ref import EventRef, EventRefRefused
+from omnisupport_ingest.layers.removed import BEGUN, RAW, Removal
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.review.deciding import Decided, ReviewIncomplete, ReviewRefused, decide
+from omnisupport_ingest.retention.removing import _rows
+from omnisupport_ingest.review.deciding import (
+    Decided,
+    ReviewIncomplete,
+    ReviewRefused,
+    decide,
+    decide_undecided,
+)
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest_tests.layers.story import (
     CONTRACT,
@@ -239,6 +248,63 @@ def test_a_discarded_event_stays_in_quarantine_and_stays_a_withheld(story, spark
 
 
 @pytest.mark.slow
+def test_a_discarded_event_is_never_accepted_though_its_contract_is_loosened(story, spark):
+    withheld = [(key, None, None, ["title", "body"]) for key in (1, 2)]
+    changes = [("c", 1, "much longer than twenty"), ("c", 2, "longer than any contract allows" * 9)]
+    story.land(Commit(10, 1, [Change(op, key, {"title": title, "body": None}) for op, key, title in changes]))
+    run(story, spark, (FIRST,))
+    review(story, "discard", held(story)[0].event)
+    run(story, spark, (FIRST,))
+    looser = copy.deepcopy(CONTRACT)
+    looser["properties"]["title"]["maxLength"] = 100
+    story.write_contract(looser)
+    story.workspace = open_workspace(folder_of(story))
+    run(story, spark, (FIRST,))
+    row, other = held(story)
+    assert (row.reason, row.detector, row.state) == ("discarded_event", "review_ledger", "discarded")
+    assert (other.reason, other.state) == ("row_rule", "open")
+    assert (counts(story), live(story, spark)) == ((2, 0, 0, 2), withheld)
+    # A day later just as many events wait, although a discarded one has another reason now.
+    found = checks.quarantine_not_rising(story.workspace, SOURCE, datetime.now(UTC) + checks.RISES_WITHIN)
+    assert (found.passed, found.numbers) == (True, {"events": 1})
+
+    review(story, "release", row.event)
+    run(story, spark, (FIRST,))
+    assert (held(story), counts(story)) == ([other], (2, 1, 0, 1))
+    # The contract would accept it now without a release.
+    review(story, "discard", row.event)
+    run(story, spark, (FIRST,))
+    assert [each.reason for each in held(story)] == ["discarded_event", "row_rule"]
+    assert (counts(story), live(story, spark)) == ((2, 0, 0, 2), withheld)
+
+
+@pytest.mark.slow
+def test_a_discard_of_a_copy_leaves_the_event_accepted(story, spark, tmp_path):
+    table = default_decision_table().read_text()
+    strict = tmp_path / "strict.csv"
+    strict.write_text(
+        table.replace("duplicate_position,dedupe_key,dedupe", "duplicate_position,dedupe_key,quarantine")
+    )
+    workspace = story.workspace
+    story.workspace = replace(workspace, decisions=load_decision_table(strict))
+    story.land(INSERT)
+    story.land_again(INSERT)
+    run(story, spark, (FIRST,))
+    (row,) = held(story)
+    assert row.reason == "duplicate_position"
+    review(story, "discard", row.event)
+    run(story, spark, (FIRST,))
+    assert [(each.reason, each.state) for each in held(story)] == [("duplicate_position", "discarded")]
+    assert counts(story) == (2, 1, 0, 1)
+    # Without the copy, nobody can discard what was accepted without a release.
+    story.workspace = workspace
+    run(story, spark, (FIRST,))
+    assert counts(story) == (2, 1, 1, 0)
+    with pytest.raises(ReviewRefused, match="it is accepted, in window"):
+        review(story, "discard", row.event)
+
+
+@pytest.mark.slow
 def test_the_last_decision_counts_and_the_ledger_keeps_all(story, spark, collision):
     one, another = collision
     review(story, "discard", one, by="ana", why="a test row")
@@ -332,6 +398,22 @@ def test_a_row_that_breaks_its_contract_cannot_be_released_only_discarded(story,
     assert [each.state for each in held(story)] == ["discarded"]
 
 
+@pytest.mark.slow
+def test_a_row_that_waits_for_its_contract_cannot_be_released_either(story, spark):
+    story.write_contract(CONTRACT | {"x-cdc": CONTRACT["x-cdc"] | {"evolution": "block"}})
+    story.workspace = open_workspace(folder_of(story))
+    story.land(Commit(10, 1, [Change("c", 1, {"title": "new", "body": None, "more": None})]))
+    run(story, spark)
+    (row,) = held(story)
+    assert (row.reason, row.rules) == ("schema_mismatch", ("more:unknown_column",))
+    message = refused(story, "release", row.event)
+    assert "which says block (public.notes: more:unknown_column)" in message
+    assert (
+        "Fix: Let the contract follow: omnisupport-ingest contracts propose public.notes --write" in message
+    )
+    review(story, "discard", row.event)
+
+
 def test_an_event_that_breaks_its_contract_besides_cannot_be_released_for_another_reason(story, spark):
     story.land(Commit(10, 1, [Change("c", 1, {"title": "much longer than twenty", "body": None})]))
     story.land_again(INSERT)
@@ -412,7 +494,7 @@ _RELEASE = """
 import sys
 from pathlib import Path
 from omnisupport_ingest.review.deciding import decide
-from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
 event = EventRef.parse(sys.argv[2])
 decide(open_workspace(Path(sys.argv[1])), "desk", "release", [event], reviewer="ana", why="ok")
@@ -564,3 +646,30 @@ def test_a_quarantine_that_rises_names_its_reasons_until_the_events_are_discarde
 
 def test_a_quarantine_that_is_not_there_does_not_rise(story):
     assert checks.quarantine_not_rising(story.workspace, SOURCE, datetime.now(UTC)).passed
+
+
+def test_a_decision_on_an_accepted_event_of_a_sealed_window_is_refused(
+    story: Story, spark: SparkSession, collision: tuple[EventRef, EventRef]
+) -> None:
+    one, another = collision
+    review(story, "release", one)
+    run(story, spark, [FIRST])
+    removal = Removal(RAW, FIRST, START, 1, 1, 1, "raw is kept for P10D", "test", datetime.now(UTC))
+    story.workspace.removals(SOURCE).append(lambda _: _rows([removal], BEGUN))
+    for event, decision in ((one, "discard"), (another, "discard"), (another, "release")):
+        with pytest.raises(ReviewRefused, match=f"Window {FIRST} of {SOURCE} is sealed"):
+            review(story, decision, event)
+    assert review(story, "release", one).recorded == (), "it was released before"
+
+
+def test_what_somebody_decided_meanwhile_stays_where_only_the_undecided_are_decided(
+    story: Story, collision: tuple[EventRef, EventRef]
+) -> None:
+    one, another = collision
+    review(story, "release", one, by="eve")
+    both = [one, another]
+    done = decide_undecided(story.workspace, SOURCE, "discard", both, reviewer="ana", why="a bad delivery")
+    assert [each.event for each in done.recorded] == [another]
+    assert [(each.event, each.reviewer) for each in done.left] == [(one, "eve")]
+    done = decide_undecided(story.workspace, SOURCE, "discard", both, reviewer="ana", why="a bad delivery")
+    assert (done.recorded, len(done.left)) == ((), 2)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKeys
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.review.erasing import erase, key_text
 from omnisupport_ingest.review.subject_erasure import SubjectErased, erase_subject
 from omnisupport_ingest.sources.encrypting import EncryptedLanding

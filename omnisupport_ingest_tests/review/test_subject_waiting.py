@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.read.window_list import window_list
 from omnisupport_ingest.review.certificate import windows_waiting

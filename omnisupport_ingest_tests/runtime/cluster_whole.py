@@ -31,8 +31,8 @@ from omnisupport_ingest.contracts.subject_keys import NOTE
 from omnisupport_ingest.contracts.token_map import FILE as TOKENS
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers import history
-from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.events.event_files import EventFiles
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import Reading

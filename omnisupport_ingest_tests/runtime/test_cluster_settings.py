@@ -101,8 +101,14 @@ def test_the_archive_runs_what_tasks_need_and_the_same_code_has_the_same_bytes(t
     assert (again, again.read_bytes()) == (first, content)
     with zipfile.ZipFile(first) as archive:
         assert "omnisupport_ingest/lake/file_tasks.py" in archive.namelist()
-    tasks = "lake.file_tasks layers.event_tasks layers.fold_tasks layers.updating_ranges cdc.history_update"
-    imports = "; ".join(f"import omnisupport_ingest.{name}" for name in tasks.split())
+    tasks = (
+        "lake.file_tasks",
+        "layers.events.event_tasks",
+        "layers.dimension.fold_tasks",
+        "layers.dimension.range_update",
+        "cdc.history_update",
+    )
+    imports = "; ".join(f"import omnisupport_ingest.{name}" for name in tasks)
     code = f"{imports}; print(omnisupport_ingest.__file__)"
     said = subprocess.check_output(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(first)}, cwd=tmp_path, text=True

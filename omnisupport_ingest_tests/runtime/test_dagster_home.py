@@ -10,10 +10,12 @@ import pytest
 import yaml
 from dagster import DagsterInstance
 from dagster._core.instance.ref import InstanceRef
+from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import (
+    TICKS_KEPT,
     dagster_environment,
     remove_old_run_logs,
     with_driver,
@@ -84,10 +86,29 @@ def test_the_url_names_the_driver_that_is_installed(given: str, taken: str) -> N
 
 def test_logs_of_runs_long_past_are_removed_and_younger_ones_kept(tmp_path: Path) -> None:
     home = made(Settings(home=tmp_path / "home"))
-    for name, days in (("old", 31), ("young", 29)):
-        folder = home.logs / "runs" / name
-        folder.mkdir(parents=True)
+    runs = home.logs / "runs"
+    # Ticks of one sensor log into one folder, which they do not touch once it is there.
+    for name, days in (("old/a.err", 31), ("young/a.err", 29), ("ours/s/1.err", 31), ("ours/s/2.err", 1)):
+        file = runs / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
         then = time.time() - days * 86_400
+        os.utime(file, (then, then))
+    for folder in (runs / "ours", runs / "ours" / "s"):
+        then = time.time() - 31 * 86_400
         os.utime(folder, (then, then))
-    assert remove_old_run_logs(home) == 1
-    assert [folder.name for folder in (home.logs / "runs").iterdir()] == ["young"]
+    assert remove_old_run_logs(home) == 2
+    then = time.time() - 31 * 86_400
+    os.utime(runs / "old", (then, then))
+    assert remove_old_run_logs(home) == 0
+    left = sorted(str(each.relative_to(runs)) for each in runs.rglob("*"))
+    assert left == ["ours", "ours/s", "ours/s/2.err", "young", "young/a.err"]
+
+
+def test_ticks_are_kept_as_long_as_retention_show_says(tmp_path: Path) -> None:
+    home = made(Settings(home=tmp_path / "home"))
+    with DagsterInstance.from_config(str(home.dagster)) as instance:
+        for of in (InstigatorType.SENSOR, InstigatorType.SCHEDULE):
+            kept = instance.get_tick_retention_settings(of)
+            assert kept[TickStatus.SUCCESS] == kept[TickStatus.FAILURE] == TICKS_KEPT.days
+            assert kept[TickStatus.SKIPPED] == 1

@@ -1,6 +1,8 @@
 """Runs, sensors and checks from Dagster's own files, as Dagster wrote them."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,6 +78,7 @@ def _says_what_is_recorded(instance: dg.DagsterInstance, look: Callable[[], Reco
     last = look()
     assert first is not None
     assert last is not None
+    assert not first.unread and not last.unread
     assert [(each.job, each.status, each.going_on) for each in last.runs] == [("take", "SUCCESS", False)] * 2
     assert (first.failed_checks, len(last.checks)) == ((), 1)
     (failed,) = last.failed_checks
@@ -121,6 +124,23 @@ def test_a_home_without_such_files_tells_nothing_and_a_damaged_one_no_run(tmp_pa
     found = recorded(tmp_path)
     assert found is not None
     assert (found.runs, found.sensors, found.checks, found.daemon_at) == ((), (), (), None)
+    assert found.unread == ("run",)
+
+
+def test_a_failed_run_of_a_rare_job_is_reported_however_many_others_follow(tmp_path: Path) -> None:
+    with instance_for_test(temp_dir=str(tmp_path)) as instance:
+        create_run_for_test(instance, job_name="retention", status=dg.DagsterRunStatus.FAILURE)
+        create_run_for_test(instance, job_name="__ASSET_JOB", status=dg.DagsterRunStatus.FAILURE)
+        for _ in range(301):
+            create_run_for_test(instance, job_name="ingest", status=dg.DagsterRunStatus.SUCCESS)
+    found = recorded(tmp_path)
+    assert found is not None and not found.unread
+    assert [each.job for each in found.failed_jobs] == ["__ASSET_JOB", "retention"]
+    with closing(sqlite3.connect(tmp_path / "history" / "runs.db")) as records:
+        records.execute("UPDATE runs SET end_time = 1.0")
+        records.commit()
+    found = recorded(tmp_path)
+    assert found is not None and found.failed_jobs == (), "nobody may have such a job any more"
 
 
 def test_checks_of_tables_without_a_contract_are_left_out() -> None:

@@ -13,7 +13,7 @@ from omnisupport_ingest.runtime.guard import RotatingLog
 from omnisupport_ingest.runtime.service_logs import (
     LONGEST,
     Entries,
-    Follower,
+    LogFollower,
     ServiceLog,
     last_errors,
     last_lines,
@@ -150,7 +150,7 @@ def test_last_errors_are_the_newest_over_rotations_without_colours(log: ServiceL
 def test_follower_goes_on_through_rotation_and_a_line_that_is_not_ended(log: ServiceLog) -> None:
     writer = RotatingLog(log.path, limit=40)
     writer.write(b"before\n")
-    with Follower(log) as follower:
+    with LogFollower(log) as follower:
         assert list(follower.new_lines()) == []
         writer.write(b"one\ntw")
         assert list(follower.new_lines()) == ["one"]
@@ -163,7 +163,7 @@ def test_follower_goes_on_through_rotation_and_a_line_that_is_not_ended(log: Ser
 
 def test_follower_of_a_log_that_is_emptied_in_place_begins_it_again(log: ServiceLog) -> None:
     log.path.write_text("a long line before\n")
-    with Follower(log) as follower:
+    with LogFollower(log) as follower:
         log.path.write_text("new\n")
         assert list(follower.new_lines()) == ["new"]
 
@@ -177,3 +177,13 @@ def test_logs_of_a_home_are_those_with_something_in_them_the_last_written_last(t
     (tmp_path / "logs" / "postgres.log").touch()
     found = [log.component for log in service_logs(tmp_path)]
     assert found == ["postgres-server", "land", "capture"]
+
+
+def test_a_server_that_starts_or_stops_is_no_error(log: ServiceLog) -> None:
+    log.path.write_text(
+        "2026-01-02 09:00:00.000 UTC [7] FATAL:  the database system is starting up\n"
+        "2026-01-02 09:00:01.000 UTC [8] LOG:  database system is ready to accept connections\n"
+        '2026-01-02 09:00:02.000 UTC [9] FATAL:  role "x" does not exist\n'
+        "2026-01-02 09:00:03.000 UTC [7] FATAL:  the database system is shutting down\n"
+    )
+    assert ["does not exist" in lines[0] for lines in last_errors(log, 5)] == [True]

@@ -26,7 +26,7 @@ from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.land import land as land_file

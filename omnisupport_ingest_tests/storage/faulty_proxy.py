@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 BUSY = "busy"
 """The store answers 503 and does nothing."""
+CONFLICT = "conflict"
+"""The store answers 409 and does nothing, as S3 does to both of two conditional puts at once."""
 CUT = "cut"
 """The connection ends in the middle of the request's body; the store sees nothing whole."""
 LOST = "lost"
@@ -53,6 +55,8 @@ class FaultyProxy:
         self.passed: list[Passed] = []
         self.unlisted: set[bytes] = set()
         """Ends of keys that lists leave out, as those of a store that has not heard of them everywhere."""
+        self.ignored: set[str] = set()
+        """Headers of requests, in lower case, that the store knows nothing of."""
         self._lock = threading.Lock()
         proxy = self
 
@@ -86,8 +90,8 @@ class FaultyProxy:
             request.close_connection = True
             return
         body = request.rfile.read(size)
-        if fault == BUSY:
-            request.send_response(503)
+        if fault in (BUSY, CONFLICT):
+            request.send_response(503 if fault == BUSY else 409)
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
@@ -101,7 +105,8 @@ class FaultyProxy:
         if fault == SLOW:
             time.sleep(SLOW_SECONDS)
         client = http.client.HTTPConnection("127.0.0.1", behind, timeout=30)
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        unsaid = {"connection", *self.ignored}
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in unsaid}
         client.request(request.command, request.path, body, headers)
         answer = client.getresponse()
         content = answer.read()

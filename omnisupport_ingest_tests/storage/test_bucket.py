@@ -7,16 +7,20 @@ import resource
 import socket
 import threading
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import CommitFailedError, DeltaError
 
-from omnisupport_ingest.bucket import BucketStorage
+from omnisupport_ingest.bucket.records import Records
+from omnisupport_ingest.bucket.storage import BucketStorage
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.commit import CommitConflict, commit_actions
@@ -24,23 +28,41 @@ from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.ledger import Ledger
+from omnisupport_ingest.lake.log_files import LogUnreadable, files_in_log
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.lost_changes import LostChanges
+from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChanges, SeenTable
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
+from omnisupport_ingest.layers.events.event_tasks import LandedFile, take_in
 from omnisupport_ingest.layers.ledgers import retention_ledger
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.catalog.partitions import KnownPartitions, PartitionRecords
+from omnisupport_ingest.sources.postgres.catalog.published import (
+    Published,
+    PublishedTables,
+    RecordedTable,
+)
 from omnisupport_ingest.storage import (
     StorageRefused,
     StorageUnreachable,
     at_hand,
     forget_home,
+    has_landed,
+    landed_sources,
     open_storage,
     parse_storage,
+    put_back,
     storage_of,
+    take_away,
 )
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest.withdrawal import Data, _data, drop_data
+from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.lake.tables import unpartitioned
 from omnisupport_ingest_tests.lake.test_marked_files import (
     ROWS,
@@ -53,6 +75,7 @@ from omnisupport_ingest_tests.lake.test_marked_files import (
 from omnisupport_ingest_tests.landing.batches import land
 from omnisupport_ingest_tests.storage.faulty_proxy import (
     BUSY,
+    CONFLICT,
     CUT,
     LOST,
     REFUSED,
@@ -120,6 +143,46 @@ def test_a_put_whose_answer_was_lost_is_known_to_be_ours(
     assert not storage.create(path, b"another")
     assert path.read_bytes() == b"mine"
     assert len([each for each in proxy.requests if each.startswith("PUT")]) == 3
+
+
+def test_a_put_that_met_another_is_tried_again(proxy: FaultyProxy, s3: S3Server, tmp_path: Path) -> None:
+    storage, path = bucket(tmp_path, s3), tmp_path / "landing/s/manifests/m.json"
+    proxy.plan.extend([CONFLICT] * 3)
+    assert storage.create(path, b"mine")
+    assert not proxy.plan
+    proxy.plan.extend([CONFLICT] * 3)
+    assert storage.first(tmp_path / "home.json", b"marker") == b"marker"
+    proxy.plan.extend([CONFLICT] * 3)
+    storage.update(path, lambda content: (content or b"") + b" now")
+    assert storage.read(path) == b"mine now"
+
+
+def test_a_cause_that_delta_rs_wraps_is_named(s3: S3Server, tmp_path: Path) -> None:
+    wrapped = (
+        "Generic S3 error\n   \x1b[31m↳\x1b[0m Error performing PUT http://key@host/x in 4 ms - "
+        "Server returned non-2xx status code\n    \x1b[31m↳\x1b[0m 403 Forbidden\n     \x1b[31m↳\x1b[0m "
+        "<Error>key</Error>\n"
+    )
+    named = str(bucket(tmp_path, s3).unreachable(OSError(wrapped)))
+    assert "did not do what was asked: 403 Forbidden." in named
+    assert "key" not in named
+
+
+def test_a_copy_that_is_asked_for_outlives_a_sweep_and_a_download_that_was_cut_off_does_not(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    store = landing_of(tmp_path, s3.place())
+    store.begin_epoch("the first", None)
+    read, unread = ((land(store, start, start + 10)).files[0] for start in (10, 20))
+    copies = [store.path_of(each) for each in (read, unread)]
+    cut_off = copies[0].with_name(f".x.parquet.{'0' * 32}")
+    cut_off.write_bytes(b"half")
+    for each in (*copies, cut_off, *(copy.parent for copy in copies)):
+        os.utime(each, (1, 1))
+    # A file system that notes no reads: only asking for the copy shows it.
+    copy = store.path_of(read)
+    assert store.sweep(timedelta(days=1)) == []
+    assert [each.exists() for each in (copy, copies[1], cut_off)] == [True, False, False]
 
 
 @pytest.mark.parametrize("fault", [BUSY, CUT, LOST, SLOW])
@@ -293,6 +356,215 @@ def test_a_batch_that_a_list_leaves_out_is_a_gap_and_no_loss(
         other.verify(each)
 
 
+def test_a_record_is_computed_from_what_the_store_has_and_overwrites_no_other(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    ours, other = (landing_of(tmp_path / name, place).folder for name in ("ours", "other"))
+    # Each has a copy of a time before the other wrote.
+    LostChanges(ours, 1).add("orders", "unpublished", Lsn(5))
+    LostChanges(other, 1).add("lines", "partition dropped", Lsn(6))
+    LostChanges(ours, 1).was_mended("orders", Lsn(7))
+    LostChanges(ours, 1).add("notes", "unpublished", Lsn(8))
+    stretches = [each.table for each in LostChanges(ours, 1).all()]
+    assert stretches == ["orders", "lines", "notes"]
+    ParkedTables(ours, 1).park({"orders": "first"})
+    ParkedTables(other, 1).park({"lines": "second"})
+    ParkedTables(ours, 1).take_back(["orders"])
+    assert [*ParkedTables(ours, 1).all()] == ["lines"]
+    # What another machine has parked already is known here at once, and what it took back is gone.
+    ParkedTables(other, 1).park({"notes": "third"})
+    ParkedTables(ours, 1).park({"notes": "fourth"})
+    assert {name: each.reason for name, each in ParkedTables(ours, 1).all().items()} == {
+        "lines": "second",
+        "notes": "third",
+    }
+    ParkedTables(ours, 1).take_back(["lines", "notes"])
+    ParkedTables(other, 1).take_back(["notes"])
+    assert ParkedTables(other, 1).all() == {}
+    ParkedTables(ours, 1).park({"rows": "fifth"})
+    ParkedTables(other, 1).take_back(["rows"])
+    assert storage_of(ours / "manifests").read(ours / "parked-e000001.json").count(b"fifth") == 0
+    LostChanges(other, 1).will_be_read("notes", Lsn(9))
+    LostChanges(ours, 1).will_be_read("notes", Lsn(10))
+    assert LostChanges(ours, 1).all() == LostChanges(other, 1).all()
+    at = {name: KnownPartitions({}, Lsn(number)) for name, number in (("old", 5), ("new", 9))}
+    for folder, name in ((ours, "new"), (other, "old")):
+        PartitionRecords(folder, 1).write("orders", at[name])
+    storage = storage_of(ours / "manifests")
+    assert b"0/9" in storage.read(ours / "partitions-orders.json")
+
+    changes = [SchemaChanges(folder) for folder in (ours, other)]
+    look, table = Look(1, Lsn(5), Lsn(6)), SeenTable(1, "public.orders", (), (), None)
+    gone = {"orders": (Difference("table_gone", None, None, None),)}
+    changes[0].seen(look, {"orders": table}, {})
+    assert [each.held().changes for each in changes] == [(), ()]
+    [first] = changes[0].seen(look, {}, gone)
+    [second] = changes[1].seen(look, {"lines": table}, {"lines": gone["orders"]})
+    changes[0].accept(["orders", "lines"])
+    assert (first.number, second.number) == (1, 2)
+    assert SchemaChanges(ours).read().accepted == {"orders": 2, "lines": 2}
+    # What both saw is recorded once.
+    wider = replace(table, key=("id",))
+    key = {"orders": (Difference("key_changed", None, None, None),)}
+    assert len(changes[0].seen(look, {"orders": wider}, key)) == 1
+    assert changes[1].seen(look, {"orders": wider}, key) == ()
+    assert [*SchemaChanges(ours).read().tables] == ["orders", "lines"]
+
+    published = [PublishedTables(folder, 1, "p", (), tuple) for folder in (ours, other)]
+    early, late = (RecordedTable("public.orders", 1, f"at {at}", Lsn(at), None) for at in (5, 9))
+    published[0]._write(Published(1, "1.1", {"orders": late}))
+    published[1]._write(Published(1, "1.1", {"orders": early, "lines": early}))
+    assert PublishedTables(other, 1, "p", (), tuple)._record == Published(
+        1, "1.1", {"orders": late, "lines": early}
+    )
+
+    # Of two who change it at once both do, also if the answer to one is lost.
+    path, tried = ours / "parked-e000002.json", []
+
+    def change(content: bytes | None) -> bytes:
+        tried.append(content)
+        if len(tried) == 1:
+            storage.replace(path, b"theirs")
+            proxy.method = "PUT"
+            proxy.plan.append(LOST)
+        return (content or b"") + b" ours"
+
+    storage.update(path, change)
+    assert tried == [None, b"theirs"]
+    path.write_bytes(b"an old copy")
+    storage.update(path, lambda _: None)
+    assert path.read_bytes() == b"theirs ours"
+    storage.update(ours / "parked-e000003.json", lambda _: None)
+    assert not (ours / "parked-e000003.json").exists()
+    assert storage.read(path) == path.read_bytes() == b"theirs ours"
+
+
+def test_what_another_machine_dropped_and_began_again_is_forgotten(s3: S3Server, tmp_path: Path) -> None:
+    place = s3.place()
+    ours, other = (landing_of(tmp_path / name, place) for name in ("ours", "other"))
+    ours.begin_epoch("the first", None)
+    dropped = [land(ours, start, start + 10) for start in (10, 20)]
+    other.look_again()
+    copies = [other.path_of(file) for batch in other.manifests() for file in batch.files]
+    assert len(copies) == 2
+    storage_of(ours.folder / "data").remove_folder(ours.folder)
+    other.look_again()
+    assert (other.landed().count, other.epochs(), other.names_on_disk()) == (0, (), [])
+    assert not any(copy.exists() for copy in copies)
+
+    ours = landing_of(tmp_path / "third", place)
+    ours.begin_epoch("again", None)
+    again = land(ours, 10, 20)
+    assert again.batch_id == dropped[0].batch_id
+    other.look_again()
+    assert [each.reason for each in other.epochs()] == ["again"]
+    assert other.manifests() == [again]
+    other.verify(again)
+    # What is dropped and landed again between two looks has the same names and other content.
+    storage_of(ours.folder / "data").remove_folder(ours.folder)
+    ours = landing_of(tmp_path / "fourth", place)
+    ours.begin_epoch("once more", None)
+    once_more = land(ours, 10, 20)
+    other.look_again()
+    assert [each.reason for each in other.epochs()] == ["once more"]
+    assert other.manifests() == [once_more]
+
+
+def test_a_record_that_a_list_leaves_out_or_that_is_put_meanwhile_stays(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = landing_of(tmp_path, s3.place())
+    store.begin_epoch("the first", None)
+    first = land(store, 10, 20)
+    proxy.unlisted = {f"{first.batch_id}.json".encode()}
+    store.look_again()
+    assert store.batch_ids() == [first.batch_id]
+    proxy.unlisted = set()
+    listed = Records._listed
+
+    def landing_meanwhile(of: Records, folder: Path) -> list[Any]:
+        found = list(listed(of, folder))
+        patch.undo()
+        of._storage.create(folder / "epochs" / "000002.json", b"{}")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "_listed", landing_meanwhile)
+        store.look_again()
+    assert (store.folder / "epochs" / "000002.json").exists()
+
+
+def test_the_data_of_a_failed_attempt_goes_although_the_batch_landed_later(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    store = landing_of(tmp_path, s3.place())
+    store.begin_epoch("the first", None)
+    batch, unreadable = land(store, 10, 20), land(store, 20, 30)
+    strays = [store.data_folder(each.batch_id) / "0123-stray.parquet" for each in (batch, unreadable)]
+    storage = storage_of(store.folder / "data")
+    for stray in strays:
+        storage.create(stray, b"of a killed writer")
+    manifest = store.folder / "manifests" / f"{unreadable.batch_id}.json"
+    storage.replace(manifest, b"{}")
+    assert store.sweep(timedelta(seconds=-5)) == [batch.batch_id]
+    # What an unreadable manifest may name stays.
+    assert [storage.size(each) for each in strays] == [None, len(b"of a killed writer")]
+    for file in (*batch.files, *unreadable.files):
+        assert storage.size(store.folder / file.path)
+
+
+def test_a_source_that_another_machine_began_to_land_later_has_landed(s3: S3Server, tmp_path: Path) -> None:
+    place = s3.place()
+    ours, other = (Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other"))
+    assert not has_landed(other.path, "shop")
+    assert landed_sources(other.path) == []
+    land(LandingStore(ours.landing, "shop"), 10, 20)
+    for home in (ours, other):
+        assert has_landed(home.path, "shop")
+        assert not has_landed(home.path, "sho")
+        assert landed_sources(home.path) == ["shop"]
+    assert not (other.landing / "shop").exists()
+    with environment(home=str(other.path)):
+        assert "1 batch, 1 file" in command("landing", "verify").out
+        assert command("landing", "list", "--source", "shop").code == 0
+        none = command("landing", "list", "--source", "elsewhere")
+    assert (none.code, "there is: shop" in none.err) == (1, True)
+
+
+def test_what_a_message_says_mends_a_damaged_batch_and_takes_one_away(s3: S3Server, tmp_path: Path) -> None:
+    place = s3.place()
+    ours, other = (landing_of(tmp_path / name, place) for name in ("ours", "other"))
+    ours.begin_epoch("the first", None)
+    batch, last = land(ours, 10, 20), land(ours, 20, 30)
+    other.look_again()
+    file = ours.folder / batch.files[0].path
+    backup, storage = file.read_bytes(), storage_of(file)
+    storage.unlink(file)
+    with pytest.raises(DamagedBatch) as damaged:
+        ours.verify(batch)
+    uri = f"{place}/landing/shop/{batch.files[0].path}"
+    assert f"Put {uri} back from a backup of the bucket" in damaged.value.fix
+    away = f"move {place}/landing/shop/manifests/{batch.batch_id}.json out of the prefix"
+    assert f"stop what runs on every machine, {away}" in damaged.value.fix
+    # With the clients of the provider, which know no copies.
+    client = cast(BucketStorage, storage).objects.store
+    obstore.put(client, storage_of(file).table_uri(file).removeprefix(f"{place}/"), backup)
+    ours.verify(batch)
+    obstore.delete(client, f"landing/shop/manifests/{last.batch_id}.json")
+    for store in (ours, other):
+        store.look_again()
+        assert store.batch_ids() == [batch.batch_id]
+    assert put_back(Path("/a/landing/x"), "Restore it.") == "Restore it."
+    assert take_away(Path("/a/landing/x"), "remove it") == "remove it"
+    table = marked_table(Home.open(tmp_path / "ours", HOURLY).lake)
+    first_files(table)
+    storage.unlink(table.folder / "_delta_log" / f"{0:020d}.json")
+    with pytest.raises(LogUnreadable) as unreadable:
+        files_in_log(table.folder, table.open().version)
+    assert f"Put {place}/lake/desk/dimension back" in unreadable.value.fix
+
+
 def test_a_home_keeps_to_its_storage(s3: S3Server, tmp_path: Path) -> None:
     place = s3.place()
     Home.open(tmp_path / "there", HOURLY, storage=place)
@@ -316,6 +588,11 @@ def test_a_place_that_is_none_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(StorageRefused) as refused:
         parse_storage(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_place_without_a_secret_is_shown() -> None:
+    with pytest.raises(StorageRefused, match=r"^'x' is no URL for landing and lake"):
+        parse_storage("x")
 
 
 def test_a_copy_that_is_lost_is_brought_again_and_what_is_missing_stays_missing(
@@ -482,6 +759,47 @@ def test_a_table_whose_removal_is_cut_off_has_lost_its_log_and_the_next_one_ends
     assert left == {".parquet"}
     assert storage.remove_folder(table.folder)
     assert [*storage.listed(table.folder)] == []
+
+
+def test_a_removal_that_is_cut_off_within_the_log_is_ended_by_the_same_command(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    homes = [Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other")]
+    first = marked_table(homes[0].lake)
+    first_files(first)
+    # A process that has not opened the table yet.
+    table = LakeTable(homes[1].lake, first.spec)
+    storage = storage_of(table.folder)
+    log = table.folder / "_delta_log"
+    assert len([*storage.listed(log)]) > 1
+    storage.unlink(log / f"{0:020d}.json")
+    with pytest.raises((DeltaError, LogUnreadable)):
+        table.open().all_files()
+    [left] = _data([table])
+    assert left == Data(table.folder, 0)
+    assert drop_data([left]) == 1
+    assert [*storage.listed(table.folder)] == []
+
+
+def test_a_commit_that_met_another_is_a_conflict(s3: S3Server, tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
+    ledger = retention_ledger(home.lake, "shop")
+    ledger.append(lambda _held: ledger_row(ledger))
+    handle = open_delta(ledger.folder)
+
+    class Refused:
+        def __getattr__(self, name: str) -> object:
+            return getattr(handle, name)
+
+        def create_write_transaction(self, *given: Any, **named: Any) -> None:
+            # What delta-rs makes of 409 Conflict.
+            raise CommitFailedError("Failed to commit transaction: 0")
+
+    with pytest.raises(CommitConflict):
+        commit_actions(
+            cast(DeltaTable, Refused()), [], folder=ledger.folder, app_id=ledger.spec.app_id, note={}
+        )
 
 
 def test_a_commit_that_others_followed_before_its_answer_is_ours(s3: S3Server, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.storage import DRAFTS, storage_of
-from omnisupport_ingest.visiting import ELSEWHERE, Visit, visiting
+from omnisupport_ingest.visiting import ELSEWHERE, CopiesExposed, Visit, visiting
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cdc.test_contents import PEOPLE, _raw
 from omnisupport_ingest_tests.lake.tables import (
@@ -82,6 +82,38 @@ def hide(table: LakeTable) -> None:
 def drafts_in(table: LakeTable) -> list[str]:
     folder = table.folder / DRAFTS
     return sorted(each.path.name for each in storage_of(folder).listed(folder))
+
+
+def test_copies_are_in_a_folder_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    visit = Visit("/a/home", "s3://bucket/prefix")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    monkeypatch.setenv("LOCAL_DIRS", f"{tmp_path / 'yarn'},{tmp_path / 'second'}")
+    assert visit.make_folder() == visit.folder
+    assert visit.folder.parent == tmp_path / "yarn"
+    assert visit.folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "spark"))
+    assert visit.make_folder().parent == tmp_path / "spark"
+    visit.folder.rmdir()
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    visit.folder.symlink_to(mine)
+    with pytest.raises(CopiesExposed, match="no folder of this user"):
+        visit.begin()
+    visit.folder.unlink()
+    visit.make_folder()
+    monkeypatch.setattr("os.geteuid", lambda: visit.folder.lstat().st_uid + 1)
+    with pytest.raises(CopiesExposed, match="no folder of this user"):
+        visit.begin()
+
+
+def test_a_folder_of_copies_that_an_earlier_version_left_open_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit = Visit("/a/home", "s3://bucket/prefix")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    visit.folder.mkdir()
+    visit.folder.chmod(0o755)
+    assert visit.make_folder().stat().st_mode & 0o777 == 0o700
 
 
 def test_rows_are_read_without_a_file_of_the_home(home: Home, elsewhere: SparkSession) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.layers import dimensions
+from omnisupport_ingest.layers.dimension import dimensions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from uuid import uuid4
 
 import dagster as dg
 import pytest
@@ -51,6 +52,16 @@ def test_the_sensor_asks_until_the_target_is_synced(
         told = [str(event.event_specific_data) for event in failed.all_events if event.is_step_failure]
         assert told and "s3cret" not in "".join(told)
         assert len(requests()) == 1
+        for selection in (None, frozenset({key})):
+            before = dg.DagsterRun(
+                job_name=job.name,
+                run_id=str(uuid4()),
+                status=dg.DagsterRunStatus.STARTED,
+                asset_selection=selection,
+            )
+            instance.add_run(before)
+            assert requests() == [], "the run before goes on, so another would only wait for it"
+            instance.delete_run(before.run_id)
         monkeypatch.setenv(ENV, good)
         assert job.execute_in_process(instance=instance).success
         assert len(warehouse.rows()) == 40 and requests() == []

@@ -16,7 +16,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.waiting import until

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.checks.content_checks import no_unresolved_cells
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.verify.proof import Proof, prove

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.checks.lake_checks import tables_complete
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.as_of import TableIncomplete

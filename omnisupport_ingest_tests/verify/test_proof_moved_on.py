@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, write_epoch
-from omnisupport_ingest.layers import deduped, raw
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.compare import Comparison
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import WrittenRows
@@ -117,6 +118,16 @@ def test_traffic_alone_is_no_difference_and_wrong_rows_are_found_moved_on_or_not
     }
 
 
+def test_a_row_that_the_dimension_has_twice_is_found_moved_on_or_not(
+    story: Story, spark: SparkSession
+) -> None:
+    publish(story, spark, *SINCE)
+    (file,) = story.workspace.dimension(story.contract).open().all_files()
+    table = pq.read_table(file.uri, partitioning=None)
+    pq.write_table(pa.concat_tables([table, table.filter(pc.is_in(table["id"], pa.array([1, 5])))]), file.uri)
+    assert named(compared(story, spark)) == {"1": ("twice in the lake",), "5": ("twice in the lake",)}
+
+
 def test_a_row_that_was_wrong_before_is_found_when_an_event_leaves_its_fault_there(
     story: Story, spark: SparkSession
 ) -> None:
@@ -126,12 +137,14 @@ def test_a_row_that_was_wrong_before_is_found_when_an_event_leaves_its_fault_the
     assert named(compared(story, spark, changed)) == {"1": ("body",)}
 
 
-def test_an_event_withheld_since_is_no_difference_but_showing_the_older_value_is(
+def test_an_event_withheld_since_leaves_its_row_unresolved_and_showing_the_older_value_is_a_difference(
     story: Story, spark: SparkSession
 ) -> None:
     publish(story, spark, WITHHELD)
     found = compared(story, spark)
-    assert found.holds and found.forwarded == 1, found
+    assert (found.differences, found.forwarded, found.unresolved, found.holds) == (0, 1, 1, False), found
+    # Of a sample, a key that has events is left out.
+    assert compared(story, spark, below="ffffffff", sample=5).holds
     spoil(story, 4, "_cdc_unresolved", [])
     spoil(story, 4, "title", "d")
     assert named(compared(story, spark)) == {"4": ("title",)}
@@ -148,6 +161,16 @@ def test_a_truncate_since_is_no_difference_and_a_row_that_outlives_it_is(
     spoil(story, 6, "_cdc_is_deleted", False)
     assert named(compared(story, spark)) == {"6": ("not in the source",)}
     assert named(compared(story, spark, below="ffffffff", sample=5)) == {"6": ("not in the source",)}
+
+
+def test_an_event_withheld_after_a_truncate_leaves_its_row_unresolved(
+    story: Story, spark: SparkSession
+) -> None:
+    publish(
+        story, spark, *TRUNCATE, Commit(90, 66, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",))])
+    )
+    found = compared(story, spark)
+    assert (found.differences, found.unresolved, found.holds) == (0, 1, False), found
 
 
 def test_what_is_judged_and_not_in_the_dimension_yet_is_no_difference(

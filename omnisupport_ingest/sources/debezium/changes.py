@@ -19,6 +19,7 @@ class Change:
     schemas of the columns by name, empty without a schema. ``old_key``: on the ``c`` of a key change, the key
     before it. ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``position``: commit and ordinal, if
     they do not follow from PostgreSQL's ``lsn``; ``ordered_by`` is then the order to which they belong.
+    ``flat``: whether it came in the flat form.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Change:
     total_order: int | None
     position: tuple[int, int] | None = None
     ordered_by: str = ""
+    flat: bool = False
 
     @property
     def order(self) -> str:

@@ -149,6 +149,8 @@ def column_of(
     ``sample``: one of its values. ``schema``: as of ``Column``. ``separator``: the text between the elements
     of a list.
     """
+    if not all(isinstance(schema.get(each, ""), str) for each in ("name", "type")):
+        raise NotOrdinary
     column = partial(Column, name, target=target, handling=handling, schema=schema)
     is_text, kind = isinstance(sample, str), schema.get("type")
     if isinstance(sample, dict) and _is_variable(schema, target):

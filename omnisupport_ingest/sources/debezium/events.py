@@ -12,7 +12,8 @@ from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.json_values import compact
-from omnisupport_ingest.landing.rows import ODD, LandedEvent
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.position import ODD
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext

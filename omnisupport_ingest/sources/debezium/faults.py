@@ -12,6 +12,14 @@ class FileRefused(IngestError):
     """
 
 
+class FileChanged(FileRefused):
+    """A file was written to or replaced while it was read. Nothing of it has landed, and it stays where it
+    is.
+
+    Fix: Land it when its writer has finished.
+    """
+
+
 class SourceTakesNoFiles(FileRefused):
     """A source takes no files of events: capture or another way in feeds it, or no contract names it.
 
@@ -21,6 +29,13 @@ class SourceTakesNoFiles(FileRefused):
     exit_code = 2
 
 
+class FilesPaused(IngestError):
+    """Somebody has paused a source of files. Nothing of the file has landed, and it stays where it is.
+
+    Fix: End the pause: ``omnisupport-ingest source resume NAME``.
+    """
+
+
 class LineFault(ValueError):
     """Raised for a line that cannot land: the problem, and a fix that a person can carry out."""
 
@@ -28,6 +43,10 @@ class LineFault(ValueError):
         super().__init__(problem)
         self.problem = problem
         self.fix = fix
+
+
+class NoEvent(LineFault):
+    """A line that is not recognisably an event. A file with nothing but such lines is no file of events."""
 
 
 class AnotherLife(LineFault):

@@ -27,7 +27,14 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceTakesNoFiles
+from omnisupport_ingest.sources.debezium.faults import (
+    AnotherLife,
+    FileChanged,
+    FileRefused,
+    FilesPaused,
+    LineFault,
+    SourceTakesNoFiles,
+)
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_blocks import Block
@@ -36,6 +43,7 @@ from omnisupport_ingest.sources.debezium.lines import Content, Lines, content_of
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.shown_schemas import First
 from omnisupport_ingest.sources.packed import plain_name
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.shown_columns import Recorder
 from omnisupport_ingest.windows import WindowGrid
 
@@ -66,7 +74,8 @@ class Inlet:
 
     ``captured``: the source that capture owns, which accepts no files. ``clock``: the time of landing,
     timezone-aware; the watermark stays ``max_clock_skew`` behind it. ``learned``: columns that additive
-    contracts have learned; None: nothing is learned here.
+    contracts have learned; None: nothing is learned here. ``delivery``: the manifest that describes the
+    files; empty: they come alone.
     """
 
     store: LandingStore
@@ -77,6 +86,7 @@ class Inlet:
     max_clock_skew: timedelta = timedelta(0)
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     learned: LearnedColumns | None = None
+    delivery: str = ""
 
     def schemas(self, epoch: int) -> Recorder:
         """Return the recorder of the schemas of rows that land in ``epoch``."""
@@ -103,16 +113,20 @@ def check_source(source: str, captured: str, contracts: Contracts) -> None:
         )
 
 
-def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLanding:
+def land(
+    path: Path, inlet: Inlet, *, new_epoch: str | None = None, examined: str | None = None
+) -> FileLanding:
     """Land the events of ``path``.
 
     ``new_epoch``: why the next epoch of the source begins with this file; a file that has landed before
-    begins none. Raises ``FileRefused``, which names the line that cannot land; then nothing has landed.
+    begins none. ``examined``: the content name of what was examined before; None if nothing was. Raises
+    ``FileRefused``, which names the line that cannot land, and ``FilesPaused``; then nothing has landed.
     """
     store = inlet.store
     check_source(store.source, inlet.captured, inlet.contracts)
+    refuse_paused(store.folder)
     _refuse_name(path)
-    content = content_of(path)
+    content = _content_as(path, examined)
     batch_id = file_batch_id(content.sha256)
     with locked_folder(store.folder):
         refuse_other_deliveries(store)
@@ -133,23 +147,65 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     return FileLanding(path, manifest, tally, current.number if begins is not None else None)
 
 
-def look_through(path: Path, inlet: Inlet, *, refusing: bool = False) -> Tally:
-    """Read ``path`` to the end without landing it, and return a count of its lines.
+def refuse_paused(folder: Path) -> None:
+    """Raise ``FilesPaused`` while the source is paused whose landing is in ``folder``."""
+    pause = PauseRequest(folder).read()
+    if pause is not None:
+        raise FilesPaused(
+            f"The source {folder.name} is paused {pause}.",
+            fix=f"omnisupport-ingest source resume {folder.name}",
+        )
 
-    Raises ``FileRefused`` as ``land`` does; with ``refusing``, also for a line that would wait in quarantine.
+
+class LookThrough:
+    """Reads files to the end without landing them, one after the other, as ``land`` would land them.
+
+    Each file is held against what has landed and against the files before it.
     """
-    store = inlet.store
-    check_source(store.source, inlet.captured, inlet.contracts)
-    _refuse_name(path)
-    refuse_other_deliveries(store)
-    current = store.current_epoch()
-    inlet = replace(inlet, handling=replace(inlet.handling, odd_lines=REFUSE)) if refusing else inlet
-    reading = _Reading(
-        path, inlet, None if current is None else current.number, content_of(path), inlet.clock()
-    )
-    for _ in reading.parts(0):
-        pass
-    return reading.tally
+
+    def __init__(self, inlet: Inlet) -> None:
+        store = inlet.store
+        check_source(store.source, inlet.captured, inlet.contracts)
+        refuse_other_deliveries(store)
+        current = store.current_epoch()
+        self._inlet, self._epoch = inlet, None if current is None else current.number
+        self._orders = Orders.of(store, self._epoch)
+        self._read: set[str] = set()
+
+    def read(self, path: Path, examined: str) -> Tally | None:
+        """Return a count of the lines of ``path``; None if a file before it has the same content.
+
+        ``examined``: as of ``land``. Raises ``FileRefused`` as ``land`` does.
+        """
+        _refuse_name(path)
+        content, store = _content_as(path, examined), self._inlet.store
+        batch_id = file_batch_id(content.sha256)
+        if batch_id in self._read:
+            return None
+        self._read.add(batch_id)
+        if store.exists(batch_id):
+            # It does not land again, so nothing after it is compared with it once more.
+            epoch: int | None = store.read(batch_id).epoch
+            orders = Orders.of(store, epoch)
+        else:
+            epoch, orders = self._epoch, replace(self._orders)
+        reading = _Reading(path, self._inlet, epoch, content, self._inlet.clock(), orders=orders)
+        for _ in reading.parts(0):
+            pass
+        if not store.exists(batch_id):
+            self._orders = orders.as_landed()
+        return reading.tally
+
+
+def _content_as(path: Path, examined: str | None) -> Content:
+    """Return the content of ``path``. Raises ``FileChanged`` if it is not the one that was ``examined``."""
+    content = content_of(path)
+    if examined is not None and content.sha256 != examined:
+        raise FileChanged(
+            f"{printable(path)} has changed since it was examined.",
+            fix="Land it when its writer has finished.",
+        )
+    return content
 
 
 Part: TypeAlias = LandedEvent | pa.Table
@@ -213,17 +269,25 @@ class _Reading:
     """One pass over a file, from its first line to its last."""
 
     def __init__(
-        self, path: Path, inlet: Inlet, epoch: int | None, content: Content, landed_at: datetime
+        self,
+        path: Path,
+        inlet: Inlet,
+        epoch: int | None,
+        content: Content,
+        landed_at: datetime,
+        *,
+        orders: Orders | None = None,
     ) -> None:
         self.tally = Tally()
         self.batch_id = file_batch_id(content.sha256)
         self._path, self._inlet, self._content, self._landed_at = path, inlet, content, landed_at
         self._epoch = epoch
         arrival = inlet.handling.order == BY_ARRIVAL
+        contracts = inlet.contracts.of_source(inlet.store.source)
         self._reader = LineReader(
-            Orders.of(inlet.store, epoch),
-            inlet.contracts.of_source(inlet.store.source),
-            inlet.handling,
+            Orders.of(inlet.store, epoch) if orders is None else orders,
+            contracts,
+            inlet.handling.with_contracts(contracts),
             self.tally,
             next_ordinal=_above_all(inlet.store, epoch) if arrival else None,
         )
@@ -277,12 +341,12 @@ class _Reading:
 
     def _check_end(self, lines: Lines) -> None:
         if not lines.is_whole(self._content):
-            raise FileRefused(
+            raise FileChanged(
                 f"{printable(self._path)} has changed while it was read.",
                 fix="Land it when its writer has finished.",
             )
-        if self.tally.odd and not self.tally.read:
-            # A file without a single readable line is no file of events.
+        if self.tally.odd and not self.tally.read and self.tally.odd == self.tally.no_events:
+            # A file without a single line that is recognisably an event is no file of events.
             number, first = self.tally.first_odd
             raise self._refused(number, first)
 
@@ -298,7 +362,7 @@ class _Reading:
         relations = tuple(contracted_relation(each) for each in self._reader.contracts())
         name, order = self._path.name, self._reader.orders.order
         return writer.seal(
-            file=FileSpan(sha256=self._content.sha256, name=name, manifest="", order=order),
+            file=FileSpan(sha256=self._content.sha256, name=name, manifest=self._inlet.delivery, order=order),
             relations=relations,
             max_clock_skew=self._inlet.max_clock_skew,
         )

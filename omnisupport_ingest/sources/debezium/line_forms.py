@@ -174,7 +174,9 @@ def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *,
         spacing == Spacing(),
         tuple(builder.slots),
         builder.whole(),
-        RowSchema.of(sample.images["after"], sample.fields) if "after" in sample.images else None,
+        RowSchema.of(sample.images["after"], sample.fields, flat=sample.about is not None)
+        if "after" in sample.images
+        else None,
     )
 
 
@@ -214,8 +216,10 @@ def _of_envelope(record: Record, handling: Handling, context: LineContext) -> _S
 def _of_flat(record: Record, handling: Handling, context: LineContext) -> _Sample:
     flat = Flat(record.headers, record.value, handling)
     about = {flat.name_of(each): each for each in flat_form.TOLD}
-    # Metadata in headers differs in every record.
-    if not flat.is_flat or not flat.row or handling.bare_rows or record.headers.keys() & about.keys():
+    # Metadata in headers differs in every record; a column with the name of metadata is both.
+    if not flat.is_flat or not flat.row or handling.bare_rows:
+        raise NotOrdinary
+    if about.keys() & (record.headers.keys() | flat.row.keys()):
         raise NotOrdinary
     deleted, op = flat.about(flat_form.DELETED), flat.about(flat_form.OP)
     if not (deleted is None or isinstance(deleted, bool) or deleted in ("true", "false")):

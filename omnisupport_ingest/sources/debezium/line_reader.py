@@ -22,7 +22,7 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passed
 from omnisupport_ingest.sources.debezium.events import Events
-from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault, NoEvent
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
 from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.orders import Orders
@@ -51,7 +51,8 @@ class Tally:
     ``uncontracted``: ``schema.table`` → events of a table without a contract. ``misplaced``: events that come
     after one of the same key with a later time. ``in_first_window``: events that landed in the window of
     another content of their position, not in that of their time. ``odd``: lines that could not be read.
-    ``first_odd``: the number of the first of them (0 for a record, which has none), and its fault.
+    ``no_events``: those of them that are not recognisably events. ``first_odd``: the number of the first odd
+    line (0 for a record, which has none), and its fault.
     """
 
     read: int = 0
@@ -61,6 +62,7 @@ class Tally:
     misplaced: int = 0
     in_first_window: int = 0
     odd: int = 0
+    no_events: int = 0
     first_odd: tuple[int, LineFault] = field(default=(0, LineFault("", "")), repr=False)
 
 
@@ -167,6 +169,7 @@ class LineReader:
         if not self.tally.odd:
             self.tally.first_odd = row or 0, fault
         self.tally.odd += 1
+        self.tally.no_events += isinstance(fault, NoEvent)
         text = record.text.decode(errors="backslashreplace").replace("\0", "\\0")
         # If the order of the line is what is odd about it, its position would be a guess.
         if change is not None and self.orders.fits(change):

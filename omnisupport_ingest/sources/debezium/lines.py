@@ -14,7 +14,7 @@ from typing import IO
 
 import xxhash
 
-from omnisupport_ingest.foreign import Unreadable, printable
+from omnisupport_ingest.foreign import Unreadable, is_fault_of_file, printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest.sources.packed import PackedWrong, plain_name, unpacked
@@ -100,7 +100,10 @@ def content_of(path: Path) -> Content:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[bytes]]:
-    """Open ``path``, and unpack it if it has a packing suffix. Errors name the file and the reason."""
+    """Open ``path``, and unpack it if it has a packing suffix. Errors name the file and the reason.
+
+    An ``OSError`` that is not the fault of the file is raised as it is: the file may land later.
+    """
     try:
         with unpacked(path) as content:
             yield content
@@ -110,6 +113,8 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
             fix="Copy it again, or name it without .gz or .zst.",
         ) from None
     except (OSError, Unreadable) as problem:
+        if isinstance(problem, OSError) and not is_fault_of_file(problem):
+            raise
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise FileRefused(
             f"{printable(path)} cannot be read: {reason or type(problem).__name__}.",

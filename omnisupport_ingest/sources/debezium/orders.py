@@ -62,6 +62,12 @@ class Orders:
                 orders.first_life, orders.later = max(first_life, default=None), each.commit
         return orders
 
+    def as_landed(self) -> Orders:
+        """Return the order of the source as the next file finds it once this one has landed."""
+        # As landing counts it: snapshot rows of the first life, heartbeats and odd lines show no order.
+        order = self.known or (LSN if self.later is not None else None)
+        return Orders(self.source, order, self.first_life, self.later)
+
     @property
     def order(self) -> str:
         """The order of the file, once all its events were taken.
@@ -132,11 +138,15 @@ class Orders:
 
     def _mixed(self, order: str, known: str) -> LineFault:
         of_file = self._found is not None or self.landed is None
+        by_arrival = (
+            " If lines come in the order of their changes, a source on which nothing has landed takes them "
+            'all with "order": "arrival" among the events of its definition (events.order).'
+        )
         where = "what stands above it" if of_file else f"what has landed of {self.source}"
         return LineFault(
             f"it is ordered by {WORDS[order]}, but {where} by {WORDS[known]}; such "
             "positions cannot be compared",
             "Land these events as a source of their own (another --source, with contracts that name it). A "
             "new epoch does not help: a source has one order for good. Or write the events again with the "
-            "same connector settings as the others.",
+            "same connector settings as the others." + (by_arrival if self.landed is None else ""),
         )

@@ -24,7 +24,7 @@ from omnisupport_ingest.sources.debezium.changes import (
     Change,
     Passed,
 )
-from omnisupport_ingest.sources.debezium.faults import LineFault
+from omnisupport_ingest.sources.debezium.faults import LineFault, NoEvent
 from omnisupport_ingest.sources.debezium.flat_form import TOLD, Flat, is_metadata, names_of
 from omnisupport_ingest.sources.debezium.handling import ALONE, DELETE, DROP, PLAIN, Handling, LineContext
 from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
@@ -79,21 +79,21 @@ def read_record(record: Record, handling: Handling, context: LineContext) -> Cha
     if value is None or value == "":
         return _of_tombstone(record, handling, context)
     if not isinstance(value, dict):
-        raise _neither()
+        raise _neither(record)
     flat = Flat(record.headers, value, handling)
     if is_envelope(value):
         return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, context)
     if flat.is_flat:
         return _of_flat(record, flat, handling, context)
-    # A topic that the definition maps to a table holds rows, whatever they look like.
-    if handling.bare_rows and handling.table_of(context.name) is not None:
+    # A topic of a table holds rows, whatever they look like.
+    if handling.bare_rows and handling.leads_to_a_contract(context.name, record.topic):
         return _of_flat(record, flat, handling, context)
     passed = _beside_the_rows(record, value)
     if passed is not None:
         return passed
     if handling.bare_rows:
         return _of_flat(record, flat, handling, context)
-    raise _neither()
+    raise _neither(record)
 
 
 def _beside_the_rows(record: Record, value: Document) -> Passed | None:
@@ -115,15 +115,16 @@ def _parse(line: bytes) -> Any:
     try:
         return parse_row(line)
     except Unreadable as why:
-        raise LineFault(
+        raise NoEvent(
             f"it is not a JSON document in UTF-8 that can be read: {why}",
             "Write one event per line; `jq -c .` does that for a pretty-printed file, `jq -c '.[]'` for an "
             "array.",
         ) from None
 
 
-def _neither() -> LineFault:
-    return LineFault(
+def _neither(record: Record) -> LineFault:
+    in_record = bool(record.topic or record.key is not None or record.value_schema)
+    return (LineFault if in_record else NoEvent)(
         "it is neither a Debezium change event (op, source, before, after) nor its flat form (__op, "
         "__source_ts_ms …)",
         "Take lines of other kinds out of the file; for the flat form, set " + _ADD_FIELDS + " on the "
@@ -258,6 +259,7 @@ def _of_flat(record: Record, flat: Flat, handling: Handling, context: LineContex
         commit_before=_commit_before(flat.about("sequence")),
         tx_id=_whole(flat.about("txId"), "__source_txId"),
         total_order=_whole(flat.about("transaction.total_order"), "__transaction_total_order"),
+        flat=True,
     )
 
 

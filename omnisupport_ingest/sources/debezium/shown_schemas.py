@@ -2,7 +2,8 @@
 
 The columns of a row are those of its ``after``, which has every column of its table; their types are in the
 schema beside it, if there is one. Rows that were written alike count together, so many lines cost as much as
-one.
+one. A single row of the flat form without a schema may be written by something else than Debezium, and leave
+columns out: it does not show that a column was dropped.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ _PARTS = ("type", "name", "optional", "parameters", "items")
 @dataclass(frozen=True, slots=True)
 class RowSchema:
     """The columns of a row. ``written``: their names and types as one text. ``fields``: the Connect schemas
-    of columns that have one."""
+    of columns that have one. ``flat``: they are of the flat form."""
 
     names: tuple[str, ...]
     fields: Mapping[str, Mapping[str, Any]]
     written: str
+    flat: bool = False
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> RowSchema:
+    def of(
+        cls, row: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]], *, flat: bool = False
+    ) -> RowSchema:
         """Return the schema of ``row``, column → value."""
         names = tuple(row)
         parts = [[fields[name].get(part) for part in _PARTS] for name in names if name in fields]
-        return cls(names, fields, f"{names}{parts}")
+        return cls(names, fields, f"{names}{parts}{flat}", flat)
 
 
 @dataclass(slots=True)
@@ -65,10 +69,11 @@ class ShownSchemas:
         """Add the row of ``change``, if it has one; ``at``: its time."""
         if change.after is None:
             return
-        schema = self._last.get(contract.name)
+        schema, shown = self._last.get(contract.name), (tuple(change.after), change.fields, change.flat)
         # Nearly every row has the schema of the row before it.
-        if schema is None or schema.names != tuple(change.after) or schema.fields != change.fields:
-            schema = self._last[contract.name] = RowSchema.of(change.after, change.fields)
+        if schema is None or (schema.names, schema.fields, schema.flat) != shown:
+            schema = RowSchema.of(change.after, change.fields, flat=change.flat)
+            self._last[contract.name] = schema
         self.add(contract, schema, first, at)
 
     def add(
@@ -88,7 +93,9 @@ class ShownSchemas:
         """Record what has changed since the last batch. ``place`` returns where a row is, in words."""
         for shown in sorted(self._shown.values(), key=lambda each: each.latest):
             columns = [shown_column(each, shown.schema.fields.get(each, {})) for each in shown.schema.names]
-            into.take(shown.contract, columns, Sighting(shown.latest, shown.rows, place(shown.first)))
+            partial = shown.rows == 1 and shown.schema.flat and not shown.schema.fields
+            rows = Sighting(shown.latest, shown.rows, place(shown.first), partial)
+            into.take(shown.contract, columns, rows)
 
 
 def place_of_record(line: First) -> str:

@@ -151,9 +151,10 @@ class RoundReading:
         self._round, self._inlet, self._epoch = of, inlet, epoch
         contracts = inlet.contracts.of_source(inlet.store.source)
         orders = Orders.of(inlet.store, epoch)
-        self._reader = LineReader(orders, contracts, inlet.handling, self.tally)
+        self._handling = inlet.handling.with_contracts(contracts)
+        self._reader = LineReader(orders, contracts, self._handling, self.tally)
         self._content = hashlib.sha256()
-        self._telling = telling_headers(inlet.handling)
+        self._telling = telling_headers(self._handling)
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """Yield the events, partition by partition. Raises ``StopsHere``."""
@@ -227,7 +228,7 @@ class RoundReading:
         context = LineContext(place[0], record.moment if arrival else None, record.moment)
         told = RawRecord(
             line,
-            partial(record.read, place, self._inlet.handling, context),
+            partial(record.read, place, self._handling, context),
             context,
             (record.offset, _number(place)) if arrival else None,
         )

@@ -11,10 +11,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable, shortened
@@ -89,6 +89,14 @@ class ExaminedFile:
     columns: tuple[ShownColumn, ...] | None = None
     more: tuple[str, ...] = ()
 
+    def lacking(self, contract: TableContract) -> list[str] | None:
+        """Return the columns of ``contract`` that the file does not have, so that nothing is known of them;
+        None if there is none, or each row names its own."""
+        if self.columns is None:
+            return None
+        names = {each.name for each in self.columns}
+        return sorted(each.name for each in contract.source_columns if each.name not in names) or None
+
 
 @dataclass
 class Examined:
@@ -132,6 +140,7 @@ class RowGates:
     def __init__(self, seed: SeedManifest) -> None:
         self._gates, self._contract = seed.gates, seed.contract
         self._known = frozenset(column.name for column in seed.contract.source_columns)
+        self._required = tuple(each.name for each in seed.contract.source_columns if not each.nullable)
         self._rules = RowRules(seed.contract)
         by_cursor = seed.load_mode in (INCREMENTAL, BACKFILL)
         self._cursor = CursorColumn.of(seed.contract) if by_cursor else None
@@ -160,6 +169,14 @@ class RowGates:
         if record.row is None:
             return [("schema", str(record.fault), "Correct the line, then sha256 in the manifest.")]
         faults = []
+        if lacks := [name for name in self._required if name not in record.row]:
+            faults.append(
+                (
+                    "schema",
+                    f"the file has no column {lacks[0]!r}, and {self._contract.path} requires it",
+                    "Deliver the column, or take it out of required in the contract.",
+                )
+            )
         if self._cursor is not None and cursor_number(self._cursor, record.row) is None:
             faults.append(
                 (
@@ -183,7 +200,7 @@ class RowGates:
 def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
     """Return the cursor of ``row`` as a number; None if it is missing or cannot be read."""
     try:
-        number: int | None = cursor.numbers(pa.array([row[cursor.name]], pa.string()))[0].as_py()
+        number: int | None = cursor.numbers(pa.array([row.get(cursor.name)], pa.string()))[0].as_py()
     except QueryRefused:
         return None
     return number
@@ -216,7 +233,7 @@ def check_license(seed: SeedManifest, licenses: Collection[str], examined: Exami
         )
 
 
-def note_missing(seed: SeedManifest, file: SeedFile, why: object, examined: Examined) -> None:
+def note_missing(seed: SeedManifest, file: SeedFile, why: FileUnreadable, examined: Examined) -> None:
     """Note in ``examined`` that ``file`` is missing, or not whole."""
     examined.whole = False
     examined.note(
@@ -226,7 +243,7 @@ def note_missing(seed: SeedManifest, file: SeedFile, why: object, examined: Exam
             printable(file.path),
             None,
             f"named by {seed.path}, it cannot be read: {why}",
-            "Put the file there, or correct the path; it is relative to the manifest.",
+            why.fix or "Put the file there, or correct the path; it is relative to the manifest.",
         )
     )
 
@@ -282,14 +299,13 @@ def _examine_file(
 ) -> ExaminedFile | None:
     waiting, kept_out, rows = hashlib.sha256(), 0, 0
     path, more = printable(file.path), dict[str, None]()
-    contracted = len(seed.contract.source_columns)
+    contracted = frozenset(column.name for column in seed.contract.source_columns)
     try:
         known, columns = digests(file.path), columns_of(file.path)
         for record in records(file.path, seed.contract):
             rows += 1
-            if record.row is not None and len(record.row) > contracted:
-                # Every row has all columns of the contract, and those that only the row has come after them.
-                more.update(dict.fromkeys(islice(record.row, contracted, None)))
+            if record.row is not None and not contracted.issuperset(record.row):
+                more.update(dict.fromkeys(name for name in record.row if name not in contracted))
             for kind, problem, fix in gates.faults(record):
                 examined.note(Fault(kind, seed.gates.action(kind), path, record.number, problem, fix))
             if kind_kept := gates.kept_out_by(record):

@@ -1,34 +1,39 @@
 """Reads the rows of a data file: every format gives the same values, numbered in the same way.
 
-Every value becomes the text that PostgreSQL would write, so rows of all formats are judged, typed and folded
-alike. A record that is no row comes with its fault, and the records after it are still read.
+Every value becomes a text that PostgreSQL reads. Times and booleans get the one text that it writes itself,
+so a version of a row is the same in every format; Parquet's numbers do, too. An array of JSON Lines or
+Parquet has all of its texts quoted, and any other text stays as it is written. So rows are judged,
+typed and folded alike. A record that is no row comes with its fault, and the records after it are still read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
-from omnisupport_ingest.foreign import Unreadable, open_file, printable
+from omnisupport_ingest.foreign import Unreadable, is_fault_of_file, open_file, printable
+from omnisupport_ingest.sources.manifests.arrow_values import (
+    Convert,
+    NoText,
+    converter,
+    names_a_field_twice,
+    plain,
+)
 from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row, row_of
 from omnisupport_ingest.sources.packed import PACKED, PackedWrong, plain_name, unpacked
 from omnisupport_ingest.sources.shown_columns import ShownColumn
-from omnisupport_ingest.sources.value_text import value_text
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """A longer row is taken as a sign that the file does not have one row per line."""
@@ -46,7 +51,14 @@ class _BlockTooSmall(Exception):
 
 
 class FileUnreadable(ValueError):
-    """Raised for a data file that is missing, incomplete or of another format. The text ends a sentence."""
+    """Raised for a data file that is missing, incomplete or of another format. The text ends a sentence.
+
+    ``fix``: empty where only the file itself can be wrong.
+    """
+
+    def __init__(self, problem: str, fix: str = "") -> None:
+        super().__init__(problem)
+        self.fix = fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +66,8 @@ class Record:
     """One record of a file. ``number``: its line; for CSV and Parquet the number of the record, a header
     included.
 
-    ``row``: column → text; None if the record is no row, and ``fault`` says why. ``text``: the record as
-    delivered.
+    ``row``: column → text; None if the record is no row, and ``fault`` says why. A row of CSV or Parquet has
+    only the columns that its file has. ``text``: the record as delivered.
     """
 
     number: int
@@ -153,13 +165,17 @@ def _json_lines(path: Path, contract: TableContract) -> Iterator[Record]:
             number += 1
             if len(line) > MAX_LINE_BYTES:
                 raise FileUnreadable(f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
             text = line.decode(errors="backslashreplace").rstrip("\r\n")
             yield _record(number, text, lambda line=line: read_row(line, contract))  # type: ignore[misc]
 
 
 def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
     """Yield the records of a CSV file. An empty value is NULL; a quoted empty value is an empty text. The
-    header is record 1.
+    header is record 1. A record without any value, as of a blank line, is none.
 
     A record must fit into a block. Long records are rare, so blocks begin small. If one is too small, the
     file is read again with larger blocks, and reading continues after the records already yielded.
@@ -197,6 +213,9 @@ def _csv_by_blocks(path: Path, contract: TableContract, block_bytes: int) -> Ite
                 if names is None:
                     names = _header(values)
                     continue
+                if len(values) > 1 and not any(value is not None for value in values):
+                    # A blank line.
+                    continue
                 yield _csv_record(number, names, values, contract)
         yield from map(_of_another_width, wrong)
 
@@ -206,8 +225,8 @@ def _csv_batches(
 ) -> Iterator[pa.RecordBatch]:
     kinds = {f"f{number}": pa.binary() for number in range(_MOST_COLUMNS)}
     try:
-        yield from arrow_csv.open_csv(
-            content,
+        batches = arrow_csv.open_csv(
+            _with_end(content),
             arrow_csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=block_bytes),
             arrow_csv.ParseOptions(
                 newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip
@@ -219,10 +238,39 @@ def _csv_batches(
                 quoted_strings_can_be_null=False,
             ),
         )
+        if len(batches.schema) > _MOST_COLUMNS:
+            raise FileUnreadable(
+                f"its header names more than {_MOST_COLUMNS:,} columns, the most that a table can have",
+                "Deliver the columns of the contract, as CSV with commas.",
+            )
+        yield from batches
     except pa.ArrowInvalid as problem:
         if "straddling" in str(problem):
             raise _BlockTooSmall from None
         raise FileUnreadable("it is no CSV with a header") from None
+
+
+class _WithEnd(io.RawIOBase):
+    """``content`` with a line end behind it: the reader of CSV takes a file of one line without one for an
+    empty file."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content, self._last = content, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._content.read(len(buffer))
+        if not part and self._last not in (b"", b"\n"):
+            part = b"\n"
+        buffer[: len(part)] = part
+        self._last = part[-1:]
+        return len(part)
+
+
+def _with_end(content: IO[bytes]) -> IO[bytes]:
+    return io.BufferedReader(_WithEnd(content), _BLOCK)
 
 
 def _header(values: tuple[bytes | None, ...]) -> list[str]:
@@ -243,12 +291,15 @@ def _csv_record(
 
     def read() -> Row:
         decoded_values: dict[str, Any] = {}
-        for name, value in zip(names, values, strict=True):
+        for at, (name, value) in enumerate(zip(names, values, strict=True), 1):
             try:
                 decoded_values[name] = None if value is None else value.decode()
             except UnicodeDecodeError:
-                raise RowFault(f"the value of {name!r} is not UTF-8") from None
-        return row_of(decoded_values, contract)
+                # Of a file without a header the first row is taken for it: its values must not be shown.
+                contracted = any(name == column.name for column in contract.source_columns)
+                shown = repr(name) if contracted else f"column {at}"
+                raise RowFault(f"the value of {shown} is not UTF-8") from None
+        return row_of(decoded_values, contract, declared=True)
 
     return _record(number, text, read)
 
@@ -259,20 +310,44 @@ def _of_another_width(row: Any) -> Record:
 
 
 def _parquet(path: Path, contract: TableContract) -> Iterator[Record]:
-    kinds = {column.name: column.type.kind for column in contract.source_columns}
+    columns = {column.name: column for column in contract.source_columns}
     number = 0
     with unpacked(path) as content, pq.ParquetFile(content) as file:
-        if len(set(file.schema_arrow.names)) != len(file.schema_arrow.names):
-            raise FileUnreadable("it names a column twice")
+        schema = file.schema_arrow
+        if len(set(schema.names)) != len(schema.names):
+            raise FileUnreadable("it names a column twice", "Name each column once.")
+        for field in schema:
+            if names_a_field_twice(field.type):
+                raise FileUnreadable(
+                    f"an object in its column {field.name!r} names a field twice", "Name each field once."
+                )
+        converters = {each.name: converter(each.type, columns.get(each.name)) for each in schema}
         for batch in file.iter_batches(batch_size=_parquet_rows(file)):
-            for values in _python_rows(_in_micros(batch)):
+            for values in _python_rows(plain(batch)):
                 number += 1
                 if values is None:
                     yield Record(number, None, "", "a map in it names a key twice")
                     continue
-                row = {name: _parquet_value(value, kinds.get(name)) for name, value in values.items()}
-                text = json.dumps(row, ensure_ascii=False, default=str)
-                yield _record(number, text, lambda row=row: row_of(row, contract))  # type: ignore[misc]
+                yield _parquet_record(number, values, converters, contract)
+
+
+def _parquet_record(
+    number: int, values: Mapping[str, Any], converters: Mapping[str, Convert], contract: TableContract
+) -> Record:
+    row, fault = dict(values), ""
+    for name, value in values.items():
+        if value is not None:
+            try:
+                row[name] = converters[name](value)
+            except NoText as why:
+                fault = fault or f"the value of {name!r} {why}"
+
+    def read() -> Row:
+        if fault:
+            raise RowFault(fault)
+        return row_of(row, contract, declared=True)
+
+    return _record(number, json.dumps(row, ensure_ascii=False, default=str), read)
 
 
 def _parquet_rows(file: pq.ParquetFile) -> int:
@@ -294,74 +369,6 @@ def _python_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | None]:
             except KeyError:
                 row = None
             yield row
-
-
-def _in_micros(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return ``batch`` with nanosecond times cut to microseconds, the finest that PostgreSQL has."""
-    schema = pa.schema([field.with_type(_micros_type(field.type)) for field in batch.schema])
-    return batch if schema == batch.schema else batch.cast(schema, safe=False)
-
-
-def _micros_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_time64(kind) and kind.unit == "ns":
-        return pa.time64("us")
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_micros_type(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_micros_type(kind.key_type), _micros_type(kind.item_type))
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_micros_type(kind.value_type)))
-    return kind
-
-
-def _parquet_value(value: Any, kind: Kind | None) -> Any:
-    """Return ``value`` as text. A list or an object keeps its structure, and its numbers stay numbers."""
-    if isinstance(value, list):
-        return [_nested(each) for each in value]
-    if isinstance(value, dict):
-        return _nested(value)
-    if isinstance(value, float) and (kind is None or kind in FLOATS):
-        return float_text(value, single=kind is Kind.FLOAT)
-    if value is None or isinstance(value, str) or (isinstance(value, int) and kind is None):
-        return value
-    return value_text(value, kind)
-
-
-def _nested(value: Any) -> Any:
-    """Return ``value``, found inside a list, an object or a map, as JSON has it; infinity becomes a text."""
-    if isinstance(value, list):
-        return [_nested(each) for each in value]
-    if isinstance(value, dict):
-        return {_member(name): _nested(each) for name, each in value.items()}
-    if isinstance(value, float) and math.isfinite(value):
-        return Decimal(repr(value))
-    if value is None or isinstance(value, str | int | Decimal):
-        return value
-    return value_text(value, None)
-
-
-def _member(name: Any) -> str:
-    return name if isinstance(name, str) else value_text(name, None)
-
-
-def float_text(value: float, *, single: bool = False) -> str:
-    """Return ``value`` as PostgreSQL writes a float (``single``: a real).
-
-    These are the shortest digits that read as the same number, with an exponent below 1e-4 and from 1e15
-    (1e6) on (``src/common/d2s.c``). For a few numbers the server writes one digit more.
-    """
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    shortest = str(np.float32(value)) if single else repr(value)
-    sign, digits, exponent = Decimal(shortest).normalize().as_tuple()
-    assert isinstance(exponent, int)
-    power = len(digits) - 1 + exponent
-    if value == 0 or -5 < power < (6 if single else 15):
-        return format(Decimal((sign, digits, exponent)), "f")
-    rest = "".join(map(str, digits[1:]))
-    return f"{'-' if sign else ''}{digits[0]}{'.' + rest if rest else ''}e{power:+03d}"
 
 
 _READERS: Mapping[str, Callable[[Path, TableContract], Iterator[Record]]] = {
@@ -401,7 +408,13 @@ def _read_errors(path: Path) -> Iterator[None]:
         yield
     except (PackedWrong, Unreadable) as problem:
         raise FileUnreadable(str(problem)) from None
+    except pa.ArrowNotImplementedError:
+        raise FileUnreadable(
+            "a column of it has a type that cannot be read", "Write that column as text."
+        ) from None
     except pa.ArrowInvalid:
         raise FileUnreadable(f"it is no {plain_name(path).rpartition('.')[2]} file") from None
     except OSError as problem:
+        if not is_fault_of_file(problem):
+            raise
         raise FileUnreadable(problem.strerror or f"{printable(path)} cannot be read") from None

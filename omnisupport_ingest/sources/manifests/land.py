@@ -20,12 +20,14 @@ from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
-from omnisupport_ingest.landing.rows import KEPT_OUT, LandedEvent
+from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
+from omnisupport_ingest.position import KEPT_OUT
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
+from omnisupport_ingest.sources.debezium.land import refuse_paused
 from omnisupport_ingest.sources.manifests.examine import (
     Examined,
     ExaminedFile,
@@ -101,8 +103,9 @@ class Inlet:
 def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
     """Check and land the files of ``seed``, whose mode has files of rows.
 
-    Raises ``SeedRefused`` for a fault that a gate rejects; then nothing has landed.
+    Raises ``SeedRefused`` for a fault that a gate rejects, and ``FilesPaused``; then nothing has landed.
     """
+    refuse_paused(inlet.store.folder)
     moment = _moment_of(seed, inlet)
     examined = examine(seed, inlet.licenses)
     examined.refuse_rejected()
@@ -112,7 +115,7 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
     with locked_folder(store.folder):
         _refuse_other_order(seed, store)
         delivery = LandedBefore.of(seed, store, examined, alone=inlet.alone)
-        delivery.note_duplicates(examined)
+        delivery.note_duplicates(store, examined)
         examined.refuse_rejected()
         missing = [each for each in delivery.parts if each.identity not in delivery.before]
         batches = []
@@ -138,7 +141,7 @@ def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
     examined = examine(seed, inlet.licenses)
     store = inlet.store
     _refuse_other_order(seed, store)
-    LandedBefore.of(seed, store, examined, alone=inlet.alone).note_duplicates(examined)
+    LandedBefore.of(seed, store, examined, alone=inlet.alone).note_duplicates(store, examined)
     return examined
 
 
@@ -277,7 +280,7 @@ class _Unit:
             file=FileSpan(
                 sha256=self._identity,
                 name=", ".join(each.file.path.name for each in self._files) or seed.path.name,
-                manifest=seed.path.name,
+                manifest=seed.reference,
                 order=CURSOR_ORDER if self._cursor is not None else None,
             ),
             relations=(contracted_relation(seed.contract),),
@@ -308,7 +311,7 @@ class _Unit:
         """Yield the events of ``block``. ``before``: number of rows in earlier files, so that row numbers are
         unique in the batch."""
         waits = [file.waits or self._gates.kept_out_by(record) for record in block]
-        placed = self._placed(block)
+        placed, lacking = self._placed(block), file.lacking(self._seed.contract)
         for number, (record, gate) in enumerate(zip(block, waits, strict=True)):
             event = placed[number]
             if event is None:
@@ -320,6 +323,8 @@ class _Unit:
                 if event.key is None:
                     # An event of no row: only judging looks at it.
                     event = event._replace(op="u")
+            elif lacking is not None and event.after is not None:
+                event = event._replace(unchanged=lacking)
             yield event._replace(file_row=before + record.number)
 
     def _placed(self, block: Sequence[Record]) -> list[LandedEvent | None]:
@@ -378,7 +383,7 @@ def _columns(rows: Sequence[Row], seed: SeedManifest, cursor: CursorColumn) -> R
     images = [compact(row) for row in rows]
     times = pa.nulls(len(rows), pa.int64())
     if cursor.event_time is not None:
-        times = micros_of(pa.array([row[cursor.event_time] for row in rows], pa.string()))
+        times = micros_of(pa.array([row.get(cursor.event_time) for row in rows], pa.string()))
     return Rows(
         pa.array(keys, pa.string()),
         pa.array(images, pa.string()),

@@ -7,6 +7,7 @@ that has landed with another delivery is a duplicate; a gate of the manifest dec
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,20 +18,40 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.manifests.examine import Examined, ExaminedFile, Fault
-from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT, INCREMENTAL
+from omnisupport_ingest.sources.manifests.policies import CDC, FULL_SNAPSHOT, INCREMENTAL
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 
+_REFERENCE = re.compile(r"(?P<name>.*) \(SHA-256 [0-9a-f]{64}(?:, (?P<files>[0-9]+) files)?\)", re.DOTALL)
+"""Matches ``SeedManifest.reference``; one of an earlier version has no number of files."""
 
-def note_landed(seed: SeedManifest, before: Collection[Manifest], examined: Examined) -> None:
+
+def note_landed(
+    seed: SeedManifest, before: Collection[Manifest], store: LandingStore, examined: Examined
+) -> None:
     """Note which content of a delivery another delivery had landed ``before``. Needs ``examined.batches``.
 
     If this delivery was interrupted, what it landed itself is no duplicate: the rest is still to land.
     """
     whole = len(before) == examined.batches
     for each in before:
-        begun_here = each.file is None or each.file.manifest in ("", seed.path.name)
-        if whole or not begun_here:
+        if whole or each.file is None or not _began_here(seed, each.file.manifest, store):
             note_duplicate(seed, each.batch_id, examined)
+
+
+def _began_here(seed: SeedManifest, reference: str, store: LandingStore) -> bool:
+    """Whether the delivery that a batch records as ``reference`` may be ``seed`` before an interruption.
+
+    A file that had to be corrected since gave the manifest another hash. But a manifest of the same name of
+    which every file has landed was another delivery.
+    """
+    # Earlier versions recorded the name of the manifest alone, and nothing for events.
+    if reference in (seed.reference, seed.path.name) or (not reference and seed.load_mode == CDC):
+        return True
+    of = _REFERENCE.fullmatch(reference)
+    if of is None or of["name"] != seed.path.name:
+        return False
+    landed = sum(each.file is not None and each.file.manifest == reference for each in store.manifests())
+    return of["files"] is None or landed < int(of["files"])
 
 
 def note_duplicate(seed: SeedManifest, batch_id: str, examined: Examined) -> None:
@@ -105,12 +126,12 @@ class LandedBefore:
         before = {identity: each for identity, each in landed.items() if each is not None}
         return cls(seed, parts, before, complete)
 
-    def note_duplicates(self, examined: Examined) -> None:
+    def note_duplicates(self, store: LandingStore, examined: Examined) -> None:
         """Note in ``examined`` what of the delivery has landed before."""
         examined.batches = len(self.parts)
         says_more = any(not each.files and each.identity not in self.before for each in self.parts)
         if not says_more:
-            note_landed(self.seed, self.before.values(), examined)
+            note_landed(self.seed, self.before.values(), store, examined)
 
 
 def _reaches(store: LandingStore, moment: datetime) -> bool:

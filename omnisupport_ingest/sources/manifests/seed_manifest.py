@@ -8,6 +8,7 @@ a table without one.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import Any
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_bytes, read_document
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.foreign import shortened
+from omnisupport_ingest.foreign import printable, shortened
 from omnisupport_ingest.sources.manifests.formats import FORMATS, format_of
 from omnisupport_ingest.sources.manifests.policies import (
     BACKFILL,
@@ -31,6 +32,9 @@ from omnisupport_ingest.sources.packed import PACKED
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 
 SCHEMA = "contracts/seed_manifest.schema.json"
+
+SEED_MANIFESTS = "seed_manifests"
+"""A folder of manifests that stands beside the folders of their data files."""
 
 
 class SeedManifestError(IngestError):
@@ -102,6 +106,12 @@ class SeedManifest:
     replay: ReplayOf | None = None
 
     @property
+    def reference(self) -> str:
+        """The name of the manifest with its hash and its number of files, as a batch records it: another
+        manifest may have the same name."""
+        return f"{self.path.name} (SHA-256 {self.sha256}, {len(self.files)} files)"
+
+    @property
     def rows(self) -> int:
         """Number of rows in all files together."""
         return sum(file.rows for file in self.files)
@@ -109,7 +119,7 @@ class SeedManifest:
 
 def default_manifests_dir() -> Path:
     """Return ``data/seed_manifests`` of the working folder if it exists, else the folder in this package."""
-    folder = Path("data/seed_manifests")
+    folder = Path("data") / SEED_MANIFESTS
     return folder if folder.is_dir() else program_file("data/seed_manifests")
 
 
@@ -158,6 +168,7 @@ def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
 
 def _file(path: Path, mode: str, number: int, entry: dict[str, Any]) -> SeedFile:
     file = SeedFile(path.parent / entry["path"], entry["sha256"], entry["rows"])
+    _refuse_outside(path, file.path, f"files[{number}].path", entry["path"])
     known = (".jsonl", ".ndjson", ".json") if mode == CDC else FORMATS
     if format_of(file.path) not in known:
         packed = " or ".join(PACKED)
@@ -168,6 +179,30 @@ def _file(path: Path, mode: str, number: int, entry: dict[str, Any]) -> SeedFile
             f"Let the name end with {', '.join(known)}; a text format may have {packed} behind it.",
         )
     return file
+
+
+def _refuse_outside(path: Path, file: Path, at: str, named: str) -> None:
+    """Refuse a data file outside the folder of its delivery: a manifest comes from others, and must not make
+    this machine read and describe any file that it names.
+
+    The folder is that of the manifest, or the one above for manifests in a folder ``SEED_MANIFESTS``.
+    """
+    folder = path.absolute().parent
+    folder = folder.parent if folder.name == SEED_MANIFESTS else folder
+    try:
+        inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+    except ValueError:
+        # A name with a NUL character is of no file; reading says so.
+        inside = True
+    if inside and not Path(named).is_absolute():
+        return
+    raise _refused(
+        path,
+        at,
+        f"{shortened(named)} is not a path relative to the manifest that stays in {printable(folder)}",
+        "Put the file into the folder of the manifest, or below it, and name it from there; a link must not "
+        "lead out of it.",
+    )
 
 
 def _refuse_twice(path: Path, files: Sequence[SeedFile]) -> None:

@@ -83,7 +83,7 @@ class DialectReader:
                 f"There is no database file at {Path(file).absolute()}.",
                 fix=f"Correct the path after sqlite:/// in {self._named}.",
             )
-        with refusals(f"the database of {self._named}"):
+        with refusals(f"the database of {self._named}", connecting=True):
             self._connection = self._engine.connect()
             if not self.lite:
                 self._connection = self._connection.execution_options(isolation_level="REPEATABLE READ")
@@ -470,20 +470,34 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN")
 
 
-class refusals:
-    """Turns errors of the driver into ``QueryRefused``, without lines that may quote a row."""
+def _code_of(error: BaseException | None) -> str | None:
+    """Return the code that the driver gives ``error``: an SQLSTATE, the name of an error of SQLite, or a
+    number; None without one."""
+    found = (getattr(error, name, None) for name in ("sqlstate", "pgcode", "sqlite_errorname"))
+    code = next((each for each in found if isinstance(each, str)), None)
+    numbers = [each for each in getattr(error, "args", ())[:1] if isinstance(each, int)]
+    return code or (str(numbers[0]) if numbers else None)
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+
+class refusals:
+    """Turns errors of the driver into ``QueryRefused``, by class and code: the text of a driver may quote a
+    row. ``connecting``: nothing is read yet, so the text is shown."""
+
+    def __init__(self, what: str, *, connecting: bool = False) -> None:
+        self._what, self._connecting = what, connecting
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, sa.exc.DBAPIError):
-            reason = str(error.orig).splitlines()[0] if error.orig is not None else type(error).__name__
+            reason = type(error).__name__
+            if self._connecting and error.orig is not None:
+                reason += f": {str(error.orig).partition(chr(10))[0]}"
+            elif (code := _code_of(error.orig)) is not None:
+                reason += f" ({code})"
             raise QueryRefused(
-                f"{self._what} cannot be read: {type(error).__name__}: {reason}.",
+                f"{self._what} cannot be read: {reason}.",
                 fix="Start the database if it is down; else compare the contract with the table.",
             ) from None
         if isinstance(error, sa.exc.NoSuchTableError):

@@ -36,7 +36,7 @@ from omnisupport_ingest.sources.query.cursor import (
     ordinals,
 )
 from omnisupport_ingest.sources.query.reader import Rows
-from omnisupport_ingest.sources.query.state import Seen
+from omnisupport_ingest.sources.query.state import LandedVersion
 from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, WindowGrid
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Known:
 
     again: int = 0
     behind: int = 0
-    new: list[Seen] = field(default_factory=list)
+    new: list[LandedVersion] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class RowEvents:
     as_landed: Callable[[pa.Table], pa.Table] = lambda events: events
     schema_number: int = 0
 
-    def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], tally: Known, remember: int) -> pa.Table:
+    def of(
+        self, rows: Rows, known: Mapping[str, Sequence[LandedVersion]], tally: Known, remember: int
+    ) -> pa.Table:
         """Return the events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are already in
         ``known``.
 
@@ -132,7 +134,7 @@ class RowEvents:
         self,
         rows: Rows,
         images: pa.ChunkedArray,
-        known: Mapping[str, Sequence[Seen]],
+        known: Mapping[str, Sequence[LandedVersion]],
         tally: Known,
         remember: int,
     ) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
@@ -151,7 +153,7 @@ class RowEvents:
             versions = known.get(key, ())
             if cursor is None or (cursor < remember and not versions):
                 continue
-            version = Seen(key, cursor, image_hash(image.as_py()))
+            version = LandedVersion(key, cursor, image_hash(image.as_py()))
             if version in versions:
                 lands[number] = False
                 tally.again += 1

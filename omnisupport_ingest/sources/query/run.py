@@ -24,7 +24,7 @@ from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
 from omnisupport_ingest.sources.query.cursor import CursorColumn
-from omnisupport_ingest.sources.query.errors import QueryPaused
+from omnisupport_ingest.sources.query.errors import QueryPaused, QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.state import QueryState
@@ -49,9 +49,14 @@ class QuerySource:
 
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home) -> Self:
-        """Return the source of ``definition`` in ``home``. Raises ``QueryRefused`` if one of its tables names
-        no cursor."""
+        """Return the source of ``definition`` in ``home``. Raises ``QueryRefused`` if it has no table, or one
+        that names no cursor."""
         tables = definition.tables(contracts)
+        if not tables:
+            raise QueryRefused(
+                f"No contract names the source {definition.name}, so no table of it is read.",
+                fix=f"{definition.first_contracts}, and run this again.",
+            )
         for table in tables:
             CursorColumn.of(table)
         store = LandingStore(home.landing, definition.name)

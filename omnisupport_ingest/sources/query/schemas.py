@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.recording import record
+from omnisupport_ingest.sources.postgres.catalog.recording import record, shown_under_another_name
 from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.reader import Moment, Reader
 
@@ -42,8 +42,14 @@ class CursorSchemas:
             reader.go_on_without(table, self._gone(table))
 
     def blocks(self, table: TableContract) -> bool:
-        """Whether ``table`` must not be read until a person has looked at its changes and requests a full
-        reading (``sync.refresh``)."""
+        """Whether ``table`` must not be read until a person has decided about its changes.
+
+        By a full reading (``sync.refresh``) if the contract says ``block``. If a personal column has the name
+        of another one, only the contract can decide.
+        """
+        changes = [each for each in self._changes.held().changes if each.table == table.name]
+        if shown_under_another_name(table, changes):
+            return True
         return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
 
     def read_whole(self, table: TableContract) -> None:

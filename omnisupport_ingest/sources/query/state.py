@@ -71,7 +71,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LandedVersion:
     """A landed version of a row: key (JSON), cursor as a number, hash of its image."""
 
     key: str
@@ -191,7 +191,7 @@ class QueryState:
         self,
         table: str,
         progress: Progress,
-        seen: Sequence[Seen] = (),
+        seen: Sequence[LandedVersion] = (),
         below: int | None = None,
         *,
         replaced: bool = False,
@@ -223,15 +223,15 @@ class QueryState:
                 self._base.execute("ROLLBACK")
                 raise
 
-    def versions(self, table: str, keys: Sequence[str]) -> dict[str, list[Seen]]:
+    def versions(self, table: str, keys: Sequence[str]) -> dict[str, list[LandedVersion]]:
         """Return the landed versions of ``keys``, by key; keys without any are left out."""
-        found: dict[str, list[Seen]] = {}
+        found: dict[str, list[LandedVersion]] = {}
         for key in keys:
             rows = self._base.execute(
                 "SELECT key, cursor, image FROM seen WHERE name = ? AND key = ?", (table, key)
             ).fetchall()
             if rows:
-                found[key] = [Seen(*row) for row in rows]
+                found[key] = [LandedVersion(*row) for row in rows]
         return found
 
     def knows_null_rows(self, table: str) -> bool:

@@ -17,7 +17,8 @@ from omnisupport_ingest.contracts.load import TableContract, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import Handling
@@ -127,7 +128,7 @@ def contract(table: str, key: tuple[str, ...], columns: dict[str, str]) -> dict[
             "table": table,
             "owner": "team:tests",
             "key": list(key),
-            "events": {"soft_delete_column": None},
+            "events": {"soft_delete_column": "deleted_at" if "deleted_at" in columns else None},
             "lateness": {"allowed": "PT1H", "max": "P7D"},
             "pii": {},
         },

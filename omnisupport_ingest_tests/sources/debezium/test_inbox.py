@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omnisupport_ingest.landing.errors import LandingFailed
+from omnisupport_ingest.sources import packed
+from omnisupport_ingest.sources.debezium import land as land_module
+from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.inbox import Inbox, NotTaken
 from omnisupport_ingest.sources.debezium.land import FileLanding
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time
@@ -129,6 +135,7 @@ def test_a_file_that_can_never_be_taken_keeps_no_other_from_being_taken_at_any_l
         with pytest.raises(NotTaken, match=r"a\.jsonl could not be taken: unexpected Rec") as failed:
             list(watched.look())
         assert "secret-value" not in str(failed.value)
+        assert "wait" not in str(failed.value)
         assert first.exists()
         assert (inbox.root / SOURCE / "landed" / f"b{number}.jsonl").exists()
     assert len(recorder.inlet.store.batch_ids()) == 2
@@ -191,3 +198,181 @@ def test_poison_is_refused_with_its_reason_and_the_next_file_is_taken(inbox: Inb
         refused, taken = inbox.look()
     assert taken.landing is not None
     assert "a.jsonl, line 1: " in refused.path.with_name("a.jsonl.reason.txt").read_text()
+
+
+def replaced(path: Path, *values: object) -> None:
+    """Put another version onto the name of ``path``, as its writer is told to."""
+    new = path.with_name(f".{path.name}")
+    new.write_text("".join(json.dumps(each) + "\n" for each in values))
+    os.utime(new, (1, 1))
+    new.rename(path)
+
+
+def appended(path: Path, *values: object) -> None:
+    with path.open("a") as file:
+        file.write("".join(json.dumps(each) + "\n" for each in values))
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize("change", [replaced, appended])
+def test_what_is_put_there_between_landing_and_moving_lands_with_the_next_look(
+    inbox: Inbox, recorder: Recorder, change: Any
+) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def land(path: Path, source: str) -> FileLanding:
+        landing = recorder.land(path)
+        if not landing.already_landed and len(recorder.events()) == 1:
+            change(path, envelope("c", customer(2), lsn=1001))
+        return landing
+
+    watched = Inbox(inbox.root, land, settled_seconds=0.0)
+    (taken,) = watched.look()
+    assert taken.landing is not None and taken.path == path and path.exists()
+    list(watched.look())
+    assert {each["key"] for each in recorder.events()} == {'["1"]', '["2"]'}
+    assert not path.exists()
+    assert [each.name for each in (path.parent / "landed").iterdir()] == ["one.jsonl"]
+
+
+def touched(path: Path) -> None:
+    os.utime(path, (1, next(TIMES)))
+
+
+def copied_again(path: Path) -> None:
+    new = path.with_name(f".{path.name}")
+    new.write_bytes(path.read_bytes())
+    new.rename(path)
+
+
+TIMES = itertools.count(10)
+
+
+@pytest.mark.parametrize("change", [touched, copied_again])
+def test_a_file_that_shows_other_times_or_inodes_and_the_same_content_is_moved_away(
+    inbox: Inbox, recorder: Recorder, change: Callable[[Path], None]
+) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def land(path: Path, source: str) -> FileLanding:
+        landing = recorder.land(path)
+        change(path)
+        return landing
+
+    (taken,) = Inbox(inbox.root, land).look()
+    assert taken.landing is not None and not path.exists()
+    assert taken.path == path.parent / "landed" / "one.jsonl" and taken.path.exists()
+
+
+def test_a_file_of_the_same_size_and_another_content_stays_and_is_named(
+    inbox: Inbox, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def land(path: Path, source: str) -> FileLanding:
+        landing = recorder.land(path)
+        if len(recorder.events()) == 1:
+            replaced(path, envelope("c", customer(2)))
+        return landing
+
+    watched = Inbox(inbox.root, land)
+    (taken,) = watched.look()
+    assert taken.path == path and path.exists()
+    assert "one.jsonl changed while it was taken, and stays in the inbox" in caplog.text
+    assert not list((path.parent / "landed").iterdir())
+
+
+def test_a_file_that_replaces_a_refused_one_is_not_refused_with_it(inbox: Inbox, recorder: Recorder) -> None:
+    path = put(inbox, "one.jsonl", {"not": "an event"})
+
+    def land(path: Path, source: str) -> FileLanding:
+        try:
+            return recorder.land(path)
+        finally:
+            if not recorder.inlet.store.batch_ids():
+                replaced(path, envelope("c", customer(2)))
+
+    watched = Inbox(inbox.root, land, settled_seconds=0.0)
+    assert list(watched.look()) == [] and path.exists()
+    assert [taken.path.parent.name for taken in watched.look()] == ["landed"]
+
+
+def test_a_file_that_changes_while_it_is_read_stays_for_the_next_look(
+    inbox: Inbox, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+    content_of = land_module.content_of
+
+    def changing(path: Path) -> land_module.Content:
+        content = content_of(path)
+        replaced(path, envelope("c", customer(2)))
+        return content
+
+    monkeypatch.setattr(land_module, "content_of", changing)
+    with pytest.raises(land_module.FileRefused, match="has changed while it was read"):
+        list(inbox.look())
+    assert path.exists()
+    monkeypatch.undo()
+    time.sleep(0.3)
+    assert [taken.path.parent.name for taken in inbox.look()] == ["landed"]
+
+
+@pytest.mark.parametrize("why", ["failed", "not foreseen", "still written"])
+def test_of_a_source_ordered_by_arrival_no_file_lands_below_a_later_one(tmp_path: Path, why: str) -> None:
+    recorder = Recorder(tmp_path, "customers", handling=Handling(order="arrival"))
+    failing = [True]
+
+    def land(path: Path, source: str) -> FileLanding:
+        if path.name == "001.jsonl" and why != "still written" and failing.pop():
+            raise OSError(28, "No space left on device") if why == "failed" else RecursionError
+        return recorder.land(path)
+
+    inbox = Inbox(tmp_path / "inbox", land, settled_seconds=0.2, by_arrival=lambda source: source == SOURCE)
+    age = 0 if why == "still written" else 60
+    first = put(inbox, "001.jsonl", envelope("u", customer(1), lsn=None), age=age)
+    put(inbox, "002.jsonl", envelope("u", customer(2), lsn=None))
+    if why == "failed":
+        failing[:] = [False, True]
+        with pytest.raises(OSError, match="No space"):
+            list(inbox.look())
+    elif why == "not foreseen":
+        failing[:] = [False, True]
+        with pytest.raises(NotTaken, match="The files after it wait"):
+            list(inbox.look())
+    else:
+        assert list(inbox.look()) == []
+    assert recorder.events() == [] and first.exists()
+    time.sleep(0.3)
+    assert [taken.path.name for taken in inbox.look()] == ["001.jsonl", "002.jsonl"]
+    assert [each["key"] for each in sorted(recorder.events(), key=lambda event: event["ordinal"])] == [
+        '["1"]',
+        '["2"]',
+    ]
+
+
+@pytest.mark.parametrize("why", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.ENOMEM])
+def test_an_error_that_is_not_of_the_file_leaves_it_where_it_is(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def failing(path: Path) -> int:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(packed, "open_file", failing)
+    with pytest.raises(OSError, match=os.strerror(why)):
+        list(inbox.look())
+    assert path.exists()
+    monkeypatch.undo()
+    time.sleep(0.3)
+    assert [taken.path.parent.name for taken in inbox.look()] == ["landed"]
+
+
+def test_a_file_that_may_not_be_read_is_refused(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def failing(path: Path) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(packed, "open_file", failing)
+    assert [taken.path.parent.name for taken in inbox.look()] == ["refused"]

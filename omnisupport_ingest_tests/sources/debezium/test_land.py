@@ -11,7 +11,8 @@ import pytest
 
 from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceTakesNoFiles
 from omnisupport_ingest.sources.debezium.handling import REFUSE, Handling
-from omnisupport_ingest.sources.debezium.land import check_source
+from omnisupport_ingest.sources.debezium.land import LookThrough, check_source
+from omnisupport_ingest.sources.debezium.lines import content_of
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, START, STRINGS, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
 
@@ -172,13 +173,14 @@ def test_one_source_has_one_order(
 ) -> None:
     with pytest.raises(FileRefused, match=rf"line 2: it is ordered by the {words}.*stands above it") as mixed:
         strict.land_values("mixed.jsonl", first, second)
-    assert "new epoch does not help" in mixed.value.fix
+    assert "new epoch does not help" in mixed.value.fix and "events.order" in mixed.value.fix
     assert strict.inlet.store.batch_ids() == []
     if first["op" if "op" in first else "__op"] != "r":
         strict.land_values("first.jsonl", first)
         for new_epoch in (None, "another try"):
-            with pytest.raises(FileRefused, match=f"what has landed of {SOURCE}"):
+            with pytest.raises(FileRefused, match=f"what has landed of {SOURCE}") as mixed:
                 strict.land_values("second.jsonl", second, new_epoch=new_epoch)
+            assert "events.order" not in mixed.value.fix
 
 
 def test_a_connector_that_was_set_up_anew_needs_a_new_epoch(recorder: Recorder) -> None:
@@ -310,3 +312,17 @@ def test_null_in_a_part_of_a_composite_key_refuses_the_file(tmp_path: Path, op: 
     with pytest.raises(FileRefused, match=f"key column '{missing}' has no value"):
         recorder.land_values("one.jsonl", envelope(op, row, table="compkey"))
     assert recorder.inlet.store.batch_ids() == []
+
+
+@pytest.mark.parametrize("first", [envelope("r", customer(1), before_lsn=None, lsn=500), {"ts_ms": 5}])
+def test_a_look_through_files_takes_the_order_from_them_as_landing_does(
+    recorder: Recorder, first: dict[str, Any]
+) -> None:
+    """A first snapshot and heartbeats show no order: the next file may have any."""
+    files = [recorder.folder / "first.jsonl", recorder.folder / "next.jsonl"]
+    for file, line in zip(files, (first, envelope("c", customer(2), order=1)), strict=True):
+        file.write_text(json.dumps(line) + "\n")
+    look = LookThrough(recorder.inlet)
+    looked = [look.read(file, content_of(file).sha256) for file in files]
+    landed = [recorder.land(file).tally for file in files]
+    assert [each.odd for each in looked] == [each.odd for each in landed if each is not None] == [0, 0]

@@ -223,6 +223,25 @@ def test_a_schema_with_a_name_twice_is_left_alone(contracts: Sequence[TableContr
     assert twice != line and at_once([twice], contracts, TRANSACTION)[1] == [0]
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"type": "bytes", "name": ["x"]}, {"type": ["string"]}, {"type": {"a": 1}}]
+)
+def test_a_schema_whose_name_or_type_is_no_text_costs_no_more_than_it_does_line_by_line(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    fields: dict[str, Any] = {"id": {"type": "int64"}, "email": {"type": "string"}, "extra": wrong}
+    events = []
+    for number, count in enumerate((10, 300)):
+        lines = []
+        for id in range(count):
+            change = envelope("c", customer(id, extra="AA=="), order=1, lsn=1000 + id)
+            lines.append(compact({"schema": schema_of(change, fields), "payload": change}))
+        recorder = Recorder(tmp_path / str(number), "customers")
+        assert recorder.land_lines("x.jsonl", lines).manifest.rows == count
+        events.append([(each["after"], each["identity"]) for each in recorder.events()][:10])
+    assert events[0] == events[1]
+
+
 def test_the_definition_maps_a_file_to_its_table(contracts: Sequence[TableContract]) -> None:
     handling = Handling(tables=(NamedTable("shop-*", "public", "customers"),))
     change = changes()[0]

@@ -112,6 +112,14 @@ def test_the_flat_form_tells_its_columns_without_what_it_says_about_them(recorde
     assert changes(recorder) == [("column_added", "more", None, None)]
 
 
+def test_one_flat_row_does_not_show_that_a_column_was_dropped(recorder: Recorder) -> None:
+    recorder.land_values("1.jsonl", flat("c", customer(1, status="a")))
+    recorder.land_values("2.jsonl", flat("u", customer(1), ts=TS + 1))
+    assert changes(recorder) == []
+    recorder.land_values("3.jsonl", *(flat("u", customer(n), ts=TS + n) for n in (2, 3)))
+    assert changes(recorder) == [("column_dropped", "status", None, None)]
+
+
 def test_a_bare_row_may_leave_columns_out_and_tells_new_ones_alone(tmp_path: Path) -> None:
     handling = Handling(bare_rows=True, time_columns=("at",))
     recorder = Recorder(tmp_path, "customers", handling=handling)

@@ -12,6 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.debezium.changes import (
     HEARTBEAT,
     MARKER,
@@ -25,8 +28,10 @@ from omnisupport_ingest.sources.debezium.changes import (
 from omnisupport_ingest.sources.debezium.faults import FileRefused, LineFault
 from omnisupport_ingest.sources.debezium.handling import (
     BY_ARRIVAL,
+    BY_POSITION,
     DELETE,
     PLAIN,
+    REFUSE,
     Handling,
     LineContext,
     NamedTable,
@@ -34,8 +39,8 @@ from omnisupport_ingest.sources.debezium.handling import (
 from omnisupport_ingest.sources.debezium.images import NOT_WHOLE
 from omnisupport_ingest.sources.debezium.positions import BINLOG, CHANGE_LSN, SNAPSHOT_BASE
 from omnisupport_ingest.sources.debezium.records import read_line
-from omnisupport_ingest.windows import OUT_OF_RANGE
-from omnisupport_ingest_tests.sources.debezium.recorded import DATA, TABLES, Recorder
+from omnisupport_ingest.windows import OUT_OF_RANGE, WindowSize
+from omnisupport_ingest_tests.sources.debezium.recorded import DATA, TABLES, Recorder, contract
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
 
 SOMEWHERE = LineContext("x.users")
@@ -82,6 +87,38 @@ def test_every_line_of_the_collected_shapes_becomes_what_it_should() -> None:
     assert [each.lsn for each in changes] == [23405934, 23406100, None, None, None]
     assert changes[3].ts == datetime(2024, 10, 18, 10, tzinfo=UTC)
     assert changes[3].after == {"id": 123, "username": "former_user", "deleted_at": "2024-10-18T10:00:00Z"}
+
+
+@pytest.mark.parametrize("order", [BY_POSITION, BY_ARRIVAL])
+def test_the_collected_shapes_land_as_a_file(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    columns = dict.fromkeys(("email", "username", "status"), "text")
+    monkeypatch.setitem(TABLES, "users", (("id",), {"id": "bigint", **columns, "deleted_at": "timestamptz"}))
+    # Before the first of the collected events.
+    Home.open(tmp_path / "home", WindowSize(60), now=datetime(2023, 3, 1, tzinfo=UTC))
+    users = replace(USERS, schema="public")
+    handling = Handling(tables=(users,), time_columns=("deleted_at",), order=order)
+    recorder = Recorder(tmp_path, "users", handling=handling)
+    landing = recorder.land_lines("app.users.jsonl", (DATA / "shapes.jsonl").read_bytes().splitlines())
+    assert landing.tally is not None and landing.manifest.rows == 5
+    odd = 3 if order == BY_POSITION else 0
+    assert (landing.tally.tombstones, landing.tally.odd) == (4, odd)
+    changed = SchemaChanges(recorder.inlet.store.folder).all()
+    assert [each.column for each in changed if each.kind == "column_dropped"] == []
+    judged = recorder.run(spark)
+    counts = [(each.raw, each.deduped, each.quarantined) for each in judged]
+    assert [sum(each) for each in zip(*counts, strict=True)] == [5, 5 - odd, odd]
+    state = {key: row for (key,), row in recorder.state(spark, "users").items()}
+    assert (state[101]["status"], state[101]["email"]) == ("inactive", "ana@example.org")
+    assert (state[102]["status"], state[102]["_cdc_is_deleted"]) == ("active", False)
+    if order == BY_POSITION:
+        assert "events.order" in landing.tally.first_odd[1].fix and landing.tally.first_odd[0] == 3
+        assert state.keys() == {101, 102}
+        return
+    assert state.keys() == {101, 102, 123, 124}
+    assert (state[123]["email"], state[123]["_cdc_is_deleted"]) == ("former@example.org", True)
+    assert state[124]["_cdc_is_deleted"]
 
 
 @pytest.mark.parametrize("document", [None, {"payload": None}, {"schema": None, "payload": None}, ""])
@@ -152,6 +189,62 @@ def test_fields_of_the_flat_form_may_have_other_names_another_prefix_or_be_heade
     headers = [{"key": name, "value": told} for name, told in (held | {"__source_lsn": "5"}).items()]
     in_headers = change({"topic": "x", "key": None, "value": customer(1), "headers": headers})
     assert plain == prefixed == renamed == in_headers
+
+
+def test_a_column_of_the_contract_is_no_metadata_however_its_name_begins(tmp_path: Path) -> None:
+    names = {"src_name": "text", "src_source_system": "text", "__name": "text", "version": "text"}
+    contracts = tmp_path / "contracts"
+    contracts.mkdir()
+    (contracts / "t.json").write_text(json.dumps(contract("t", ("id",), {"id": "bigint", **names})))
+    columns = [*load_contracts(contracts)]
+    row: dict[str, Any] = {"id": 1} | dict.fromkeys(names, "x")
+    for prefix in ("__", "src_", ""):
+        about = {f"{prefix}op": "c", f"{prefix}source_ts_ms": TS, f"{prefix}source_table": "t"}
+        told = change(row | about, Handling(prefix=prefix).with_contracts(columns))
+        assert (told.table, told.after) == ("t", row)
+
+
+def test_with_another_prefix_only_known_metadata_is_none_of_the_columns() -> None:
+    row = {"id": 1, "src_name": "Ada", "src_source_system": "crm", "src_note": "x"}
+    about = {"src_op": "c", "src_source_ts_ms": TS, "src_source_table": "t", "src_source_db": "d"}
+    assert change(row | about, Handling(prefix="src_")).after == row
+    about = {"op": "c", "source_ts_ms": TS, "source_table": "t", "transaction_total_order": 3}
+    assert change({"id": 1, "name": "Ada"} | about, Handling(prefix="")).after == {"id": 1, "name": "Ada"}
+
+
+def test_without_a_prefix_a_column_called_table_is_not_the_name_of_the_table(tmp_path: Path) -> None:
+    contracts = tmp_path / "contracts"
+    contracts.mkdir()
+    (contracts / "t.json").write_text(json.dumps(contract("t", ("id",), {"id": "bigint", "table": "text"})))
+    handling = Handling(prefix="", tables=(NamedTable("*", "public", "t"),))
+    told = change(
+        {"id": 1, "table": "oak", "op": "c", "ts_ms": TS},
+        handling.with_contracts([*load_contracts(contracts)]),
+        LineContext("t.jsonl"),
+    )
+    assert (told.table, told.after) == ("t", {"id": 1, "table": "oak"})
+
+
+LIKE_MARKERS: tuple[dict[str, Any], ...] = (
+    {"id": 1, "status": "END"},
+    {"id": 1, "type": "x", "data": "y"},
+    {"id": 1, "aggregate_type": "a", "type": "b"},
+    {"id": 1, "ddl": "x"},
+)
+
+
+@pytest.mark.parametrize("row", LIKE_MARKERS)
+def test_a_bare_row_of_a_contracted_table_is_a_row_whatever_it_looks_like(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    handling = Handling(bare_rows=True, order=BY_ARRIVAL)
+    recorder = Recorder(tmp_path, "customers", handling=handling)
+    line = {"key": {"id": 1}, "value": row, "headers": []}
+    recorder.land_values("a.jsonl", {"topic": "s.public.customers"} | line)
+    (event,) = recorder.events()
+    assert event["key"] == '["1"]' and json.loads(event["after"]).keys() == row.keys()
+    landing = recorder.land_values("b.jsonl", {"topic": "s.transaction"} | line)
+    assert landing.tally is not None and landing.tally.passed.total() == 1
 
 
 @pytest.mark.parametrize(
@@ -416,9 +509,43 @@ def test_what_is_known_of_an_odd_line_is_kept(recorder: Recorder) -> None:
     assert windows[OUT_OF_RANGE] == 1, "of the text alone no time is known"
 
 
-def test_a_file_without_one_line_that_can_be_read_is_refused(recorder: Recorder) -> None:
+EVENTS = [each for each in ODD if each not in ("text", "bytes", "an object of another kind")]
+
+
+@pytest.mark.parametrize("which", EVENTS)
+def test_a_file_of_one_odd_event_lands_for_quarantine(recorder: Recorder, which: str) -> None:
+    lines = [ODD[which]]
+    if which == "another order":
+        recorder.land_values("customers-1.jsonl", envelope("c", customer(1), order=1))
+    landing = recorder.land_lines("customers.jsonl", lines)
+    assert landing.tally is not None and (landing.tally.odd, landing.tally.read) == (1, 0)
+    (odd,) = recorder.events(landing.manifest)
+    assert odd["identity"].startswith('["odd",') and odd["envelope"] == ODD[which].decode()
+    assert recorder.land_lines("again.jsonl", lines).already_landed
+
+
+def test_a_record_around_no_event_lands_for_quarantine(recorder: Recorder) -> None:
+    for wrapped in ({"topic": "a.b", "value": {"hello": 1}}, {"schema": {"type": "int32"}, "payload": 5}):
+        landing = recorder.land_values("customers.jsonl", wrapped)
+        assert landing.tally is not None and landing.tally.odd == 1
+
+
+def test_odd_lines_alone_do_not_set_the_order_of_their_source(recorder: Recorder) -> None:
+    recorder.land_lines("customers-1.jsonl", [ODD["no time"]])
+    landing = recorder.land_values("customers-2.jsonl", flat("u", customer(1)))
+    assert landing.tally is not None and (landing.tally.odd, landing.tally.read) == (0, 1)
+    assert landing.manifest.file is not None and landing.manifest.file.order == "time"
+
+
+def test_one_odd_event_refuses_its_file_where_the_policy_says_so(recorder: Recorder) -> None:
+    recorder.inlet = replace(recorder.inlet, handling=replace(TIMED, odd_lines=REFUSE))
+    with pytest.raises(FileRefused, match="line 1: it has no commit time"):
+        recorder.land_lines("customers.jsonl", [ODD["no time"]])
+
+
+def test_a_file_without_one_line_that_is_an_event_is_refused(recorder: Recorder) -> None:
     with pytest.raises(FileRefused, match="line 1: it is not a JSON document"):
-        recorder.land_lines("customers.jsonl", [b"{", b'"op": "c"', b"}"])
+        recorder.land_lines("customers.jsonl", [b"{", b'"op": "c"', b"}", b'{"hello": "world"}'])
     assert recorder.inlet.store.batch_ids() == []
     assert recorder.inlet.store.current_epoch() is None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.sources.kafka.offsets import Ways
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
@@ -24,6 +25,8 @@ from omnisupport_ingest_tests.waiting import PATIENCE
 POINTS = (
     "landing.epoch.before",
     "landing.epoch.after",
+    "landing.schema_changes.before",
+    "landing.schema_changes.after",
     "landing.data.before",
     "landing.data.after",
     "landing.manifest.before",
@@ -44,7 +47,7 @@ Reader(Path(sys.argv[1]), sys.argv[2], sys.argv[3], batch_rows=6).sync()
 _CASES = [
     pytest.param(*case, marks=() if case == ("landing.manifest.after", 2) else pytest.mark.crash)
     for case in itertools.product(POINTS, (1, 2))
-    if not case[0].startswith("landing.epoch") or case[1] == 1
+    if not case[0].startswith(("landing.epoch", "landing.schema_changes")) or case[1] == 1
 ]
 
 
@@ -76,6 +79,7 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(
     # A round is landed or not, so not even a duplicate is left to dedupe.
     assert Counter(reader.keys()) == Counter([*range(15), *range(100, 115)])
     assert reader.store.landed().gap is None
+    assert SchemaChanges(reader.store.folder).all() == ()
 
 
 @pytest.mark.parametrize(

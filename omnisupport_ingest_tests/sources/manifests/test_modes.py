@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -162,14 +163,20 @@ def test_a_delivery_of_several_files_is_complete_with_the_last_of_them(tmp_path:
 
 
 def test_a_delivery_that_was_interrupted_is_complete_when_the_rest_of_it_has_landed(tmp_path: Path) -> None:
-    into = inlet(tmp_path)
     told = {"as_of": AS_OF, "gates": {"duplicate_delivery": "reject"}}
-    last = several(tmp_path, "incremental_cursor", {"3.jsonl": THREE["3.jsonl"]})
-    land(last, into)
-    # The same manifest, of which a killed command has landed the last file.
+    whole = land(several(tmp_path, "incremental_cursor", THREE, **told), inlet(tmp_path))
+    # As if a killed command had landed one file of the three.
+    into = inlet(tmp_path / "killed")
+    kept = whole.batches[0].batch_id
+    shutil.copytree(inlet(tmp_path).store.folder, into.store.folder, dirs_exist_ok=True)
+    for manifest in (into.store.folder / "manifests").glob("*.json"):
+        if manifest.stem != kept:
+            manifest.unlink()
+    shutil.rmtree(into.store.folder / "index", ignore_errors=True)
+    into = inlet(tmp_path / "killed")
     done = land(several(tmp_path, "incremental_cursor", THREE, **told), into)
     assert len(done.before) == 1 and len(done.batches) == 3
-    assert done.batches[1].arrival.watermark == datetime.fromisoformat(AS_OF)
+    assert done.batches[-1].arrival.watermark == datetime.fromisoformat(AS_OF)
     with pytest.raises(SeedRefused, match="has landed before"):
         land(several(tmp_path, "incremental_cursor", THREE, **told), into)
 
@@ -240,3 +247,43 @@ def test_a_snapshot_that_an_earlier_version_landed_is_known(tmp_path: Path) -> N
 
 def contract_of_tickets() -> TableContract:
     return next(each for each in CONTRACTS if each.name == "omnisupport_tickets")
+
+
+@pytest.mark.parametrize("mode", ["full_snapshot", "incremental_cursor", "backfill"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_column_that_a_file_does_not_have_is_unknown_and_not_null(
+    tmp_path: Path, mode: str, suffix: str
+) -> None:
+    into = inlet(tmp_path)
+    row = ticket(1)
+    del row["requester_email"], row["resolved_at"]
+    land(delivery(tmp_path, mode, [row], name=f"tickets{suffix}"), into)
+    (event,) = [each for each in events(into) if each["op"] == "r"]
+    assert event["unchanged"] == ["requester_email", "resolved_at"]
+    after = json.loads(event["after"])
+    assert not {"requester_email", "resolved_at"} & after.keys() and after["subject"] == row["subject"]
+
+
+def test_a_member_that_a_line_of_json_leaves_out_is_null(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    row = ticket(1)
+    del row["subject"]
+    land(delivery(tmp_path, "incremental_cursor", [row]), into)
+    (event,) = events(into)
+    assert event["unchanged"] is None and json.loads(event["after"])["subject"] is None
+
+
+@pytest.mark.parametrize(
+    ("column", "fault"),
+    [
+        ("ticket_id", "key column"),
+        ("updated_at", "no column 'updated_at'.* requires it"),
+        ("subject", "no column 'subject'.* requires it"),
+    ],
+)
+def test_a_file_without_a_required_column_is_refused(tmp_path: Path, column: str, fault: str) -> None:
+    row = ticket(1)
+    del row[column]
+    seed = delivery(tmp_path, "incremental_cursor", [row], name="tickets.csv", gates={"schema": "reject"})
+    with pytest.raises(SeedRefused, match=fault):
+        land(seed, inlet(tmp_path))

@@ -9,9 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.layers import deduped, dimensions, raw
+from omnisupport_ingest.layers.dimension import dimensions
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
 from omnisupport_ingest.sources.manifests.events import land_events
@@ -113,6 +116,8 @@ def test_rows_that_a_gate_keeps_out_wait_in_quarantine_and_the_rest_is_in_the_di
         ticket(2) | {"novel": "x"},
         ticket(3, status="solved"),
         ticket(4) | {"ticket_id": None},
+        ticket(5) | {"ticket_id": None, "novel": "x"},
+        ticket(6) | {"ticket_id": None, "novel": "y"},
     ]
     seed = delivery(tmp_path, "incremental_cursor", rows, gates={"unknown_column": "quarantine"})
     land(seed, Inlet(lake.workspace.landing(source), lake.workspace.grid, clock=lambda: NOW))
@@ -125,4 +130,29 @@ def test_rows_that_a_gate_keeps_out_wait_in_quarantine_and_the_rest_is_in_the_di
         (2, "tickets.jsonl", "malformed_image"),
         (3, "tickets.jsonl", "row_rule", "status:enum"),
         (4, "tickets.jsonl", "malformed_image"),
+        (5, "tickets.jsonl", "malformed_image"),
+        (6, "tickets.jsonl", "malformed_image"),
     }
+    # Each has an id of its own, so a person decides on one line, not on lines that nobody saw.
+    ledger = ReviewLedger.open(lake.workspace, source)
+    assert len({row.event for row in quarantined(lake.workspace, source, ledger)}) == 5
+
+
+@pytest.mark.slow
+def test_a_column_that_a_file_does_not_have_is_unresolved_in_the_dimension(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    lake, source = Lake(tmp_path, spark), "omnisupport_files"
+    into = Inlet(lake.workspace.landing(source), lake.workspace.grid, clock=lambda: NOW)
+    row, whole = ticket(2), ticket(1, resolved_at="2026-04-18 09:00:00+00")
+    del row["resolved_at"]
+    land(delivery(tmp_path, "incremental_cursor", [whole], name="whole.csv"), into)
+    land(delivery(tmp_path, "incremental_cursor", [row], name="narrow.csv"), into)
+    lake.fold(source)
+    (contract,) = CONTRACTS.of_source(source)
+    snapshot = lake.workspace.dimension(contract).open()
+    found = snapshot.read(spark, snapshot.files("")).orderBy("ticket_id").collect()
+    assert [(each["resolved_at"] is None, each["_cdc_unresolved"]) for each in found] == [
+        (False, []),
+        (True, ["resolved_at"]),
+    ]

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.debezium import lines as lines_module
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
 from omnisupport_ingest.sources.debezium.land import land as land_file
+from omnisupport_ingest.sources.manifests import events as events_module
 from omnisupport_ingest.sources.manifests.events import examine_events, land_events
-from omnisupport_ingest.sources.manifests.examine import SeedRefused, windows_of_batches
+from omnisupport_ingest.sources.manifests.examine import Examined, SeedRefused, windows_of_batches
 from omnisupport_ingest.sources.manifests.formats import digests
 from omnisupport_ingest.sources.manifests.land import Delivery, land, look_through
 from omnisupport_ingest.sources.manifests.policies import ACTIONS, MODES, ROW_MODES
-from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifestError, load_manifest
+from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest, SeedManifestError, load_manifest
+from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 from omnisupport_ingest_tests.sources.manifests import gates
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,
     GRID,
     MANIFESTS,
     NOW,
+    content,
     delivery,
+    document,
     events,
     inlet,
     ticket,
@@ -36,6 +44,7 @@ EVERY = [(mode, fault, action) for mode in MODES for fault in FAULTS for action 
 DONE = [each for each in EVERY if isinstance(rule(*each), Effect)]
 ROWS = [each for each in DONE if each[0] in ROW_MODES]
 EVENTS = [each for each in DONE if each[0] == "cdc"]
+NOVEL = (b'"status":"open"', b'"status":"open","novel":1')
 SAMPLE = {"cdc": "partner_tickets_events", "replay": "omnisupport_tickets_again"}
 
 
@@ -57,7 +66,8 @@ def test_a_policy_is_carried_out_or_refused_with_the_reason(
     sample = SAMPLE.get(mode, "omnisupport_tickets_full")
     document = json.loads((MANIFESTS / f"{sample}.json").read_text()) | {"load_mode": mode}
     document.setdefault("gates", {})[fault] = action
-    path = tmp_path / "manifest.json"
+    path = tmp_path / "seed_manifests" / "manifest.json"
+    path.parent.mkdir()
     path.write_text(json.dumps(document))
     found = rule(mode, fault, action)
     if isinstance(found, Effect):
@@ -141,14 +151,12 @@ def test_a_gate_does_what_it_says(tmp_path: Path, mode: str, fault: str, action:
 
 @pytest.mark.parametrize(("mode", "fault", "action"), EVENTS)
 def test_a_gate_of_events_does_what_it_says(tmp_path: Path, mode: str, fault: str, action: str) -> None:
-    if fault in ("row", "unknown_column"):
-        # Nothing is done at landing: judging and the raw layers do it, as of every event.
-        assert (fault, action) in {("row", "quarantine"), ("unknown_column", "accept")}
-        return
     document = json.loads((MANIFESTS / "partner_tickets_events.json").read_text())
     lines = program_file("data/debezium_events/partner_tickets.jsonl").read_bytes()
     if fault == "schema":
         lines += b"no event\n"
+    if fault in ("row", "unknown_column"):
+        lines = lines.replace(*{"row": (b'"status":"open"', b'"status":"odd"')}.get(fault, NOVEL))
     data = tmp_path / "events.jsonl"
     data.write_bytes(lines)
     rows = lines.count(b"\n") + (fault == "row_count")
@@ -168,6 +176,14 @@ def test_a_gate_of_events_does_what_it_says(tmp_path: Path, mode: str, fault: st
         path.write_text(json.dumps(document))
         land_events(load_manifest(path, CONTRACTS), into)
     seen = examine_events(seed, into, ("CC0-1.0",))
+    if fault in ("row", "unknown_column"):
+        # Nothing is done at landing: judging and the raw layers do it, as of every event.
+        assert seen.faults == land_events(seed, into, ("CC0-1.0",)).examined.faults == []
+        images = [json.loads(each["after"]) for each in events(into) if each["after"] is not None]
+        broken = {rule for each in images for rule in RowRules(seed.contract).broken(each)}
+        assert broken == ({"status:enum"} if fault == "row" else set())
+        assert any("novel" in each for each in images) is (fault == "unknown_column")
+        return
     assert {(each.kind, each.action) for each in seen.faults} == {(fault, action)}
     if action == "reject":
         before = store.batch_ids()
@@ -202,7 +218,9 @@ def test_every_refused_policy_gives_a_reason() -> None:
     assert all(found.why for each in EVERY if isinstance(found := rule(*each), Refused))
 
 
-def test_an_interrupted_delivery_of_events_goes_on_where_duplicates_are_rejected(tmp_path: Path) -> None:
+def test_an_interrupted_delivery_of_events_goes_on_where_duplicates_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = json.loads((MANIFESTS / "partner_tickets_events.json").read_text())
     lines = program_file("data/debezium_events/partner_tickets.jsonl").read_bytes().splitlines(keepends=True)
     document["gates"]["duplicate_delivery"], document["files"] = "reject", []
@@ -215,7 +233,164 @@ def test_an_interrupted_delivery_of_events_goes_on_where_duplicates_are_rejected
     seed = load_manifest(path, CONTRACTS)
     store = LandingStore(tmp_path / "landing", "partner_desk")
     into = EventInlet(store, GRID, CONTRACTS, "support_desk", Handling(), clock=lambda: NOW)
-    land_file(tmp_path / "one.jsonl", into)
+
+    def stopped(file: Path, *given: Any, **more: Any) -> Any:
+        if file.name == "two.jsonl":
+            raise OSError(28, "No space left on device")
+        return land_file(file, *given, **more)
+
+    monkeypatch.setattr(events_module, "land_file", stopped)
+    with pytest.raises(OSError, match="No space"):
+        land_events(seed, into)
+    monkeypatch.undo()
+    (batch,) = store.manifests()
+    assert batch.file is not None and batch.file.manifest == f"manifest.json (SHA-256 {seed.sha256}, 2 files)"
     assert len(land_events(seed, into).before) == 1 and len(store.batch_ids()) == 2
     with pytest.raises(SeedRefused, match="gate duplicate_delivery: reject"):
         land_events(seed, into)
+
+
+def recorded_delivery(recorder: Recorder, *files: Path, **policies: str) -> SeedManifest:
+    """A delivery of events, of the files of ``recorder``."""
+    document = json.loads((MANIFESTS / "partner_tickets_events.json").read_text())
+    table = {"source": SOURCE, "schema": "public", "table": "customers", "version": "1.0.0"}
+    document |= {"contract": table, "license": "CC0-1.0"}
+    document["gates"] |= policies
+    document["files"] = [
+        {"path": each.name, "sha256": digests(each).file, "rows": each.read_bytes().count(b"\n")}
+        for each in files
+    ]
+    path = recorder.folder / "manifest.json"
+    path.write_text(json.dumps(document))
+    return load_manifest(path, recorder.workspace.contracts)
+
+
+def lines(*changes: object) -> list[bytes]:
+    return [json.dumps(each).encode() for each in changes]
+
+
+AT_ODDS = {
+    "two orders": (
+        [envelope("c", customer(1), order=1)],
+        [envelope("c", customer(2), lsn=2000), envelope("c", customer(3), lsn=2001)],
+    ),
+    "two lives": (
+        [envelope("c", customer(1), order=1, before_lsn=None)],
+        [envelope("c", customer(2), order=1, lsn=2000, before_lsn=900)],
+    ),
+    "a file of snapshot rows sets the order": (
+        [envelope("r", customer(1), before_lsn=None)],
+        [envelope("c", customer(2), order=1, lsn=2000, before_lsn=1500)],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", AT_ODDS)
+def test_of_files_that_do_not_go_together_nothing_lands(tmp_path: Path, how: str) -> None:
+    recorder = Recorder(tmp_path, "customers")
+    files = [recorder.file(f"{number}.jsonl", lines(*each)) for number, each in enumerate(AT_ODDS[how])]
+    seed = recorded_delivery(recorder, *files, schema="reject")
+    seen = examine_events(seed, recorder.inlet)
+    assert [(each.kind, each.action) for each in seen.faults] == [("schema", "reject")]
+    assert "1.jsonl" in seen.faults[0].problem
+    with pytest.raises(SeedRefused, match="gate schema: reject"):
+        land_events(seed, recorder.inlet)
+    assert recorder.inlet.store.batch_ids() == []
+
+
+def test_a_dry_run_of_events_counts_the_lines_that_landing_keeps_out(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "customers")
+    first = recorder.file("1.jsonl", lines(envelope("c", customer(1), order=1)))
+    without = [envelope("c", customer(number), lsn=2000 + number) for number in (2, 3)]
+    mixed = [*without, envelope("c", customer(4), lsn=2001, order=1)]
+    second = recorder.file("2.jsonl", lines(*mixed))
+    seed = recorded_delivery(recorder, first, second, schema="quarantine")
+    assert examine_events(seed, recorder.inlet).kept_out == 2
+    assert land_events(seed, recorder.inlet).examined.kept_out == 2
+    identities = [str(each["identity"]) for each in recorder.events()]
+    assert sum(each.startswith('["odd"') for each in identities) == 2
+
+
+def test_events_that_change_after_they_were_examined_do_not_land(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path, "customers")
+    path = recorder.file("1.jsonl", lines(envelope("c", customer(1), order=1)))
+    seed = recorded_delivery(recorder, path)
+
+    def changing(*given: Any) -> Examined:
+        examined = examine_events(*given)
+        recorder.file("1.jsonl", lines(envelope("c", customer(99), order=1)))
+        return examined
+
+    monkeypatch.setattr(events_module, "examine_events", changing)
+    with pytest.raises(SeedRefused, match=r"1\.jsonl has changed since it was examined"):
+        land_events(seed, recorder.inlet)
+    assert recorder.inlet.store.batch_ids() == []
+
+
+def test_a_line_that_is_too_long_is_a_fault_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 200)
+    recorder = Recorder(tmp_path, "customers")
+    path = recorder.file("1.jsonl", [b'{"a":"' + b"x" * 500 + b'"}'])
+    seed = recorded_delivery(recorder, path, schema="quarantine", missing_file="accept")
+    (fault,) = examine_events(seed, recorder.inlet).faults
+    assert (fault.kind, fault.action) == ("schema", "reject") and "line 1 is longer than" in fault.problem
+
+
+def test_a_delivery_goes_on_whose_file_was_corrected_after_another_had_landed(tmp_path: Path) -> None:
+    recorder, strict = Recorder(tmp_path, "customers"), {"duplicate_delivery": "reject"}
+    one = recorder.file("1.jsonl", lines(envelope("c", customer(1), order=1)))
+    two = recorder.file("2.jsonl", lines(envelope("c", customer(2), order=1, lsn=1001)))
+    begun = recorded_delivery(recorder, one, two, **strict)
+    # As if its writer had changed the second file before it was read.
+    into = replace(recorder.inlet, delivery=begun.reference)
+    land_file(one, into)
+    recorder.file("2.jsonl", lines(envelope("c", customer(3), order=1, lsn=1001)))
+    corrected = recorded_delivery(recorder, one, two, **strict)
+    assert corrected.reference != begun.reference
+    found = land_events(corrected, recorder.inlet)
+    assert (len(found.batches), len(found.before)) == (2, 1)
+    again = recorded_delivery(recorder, two, one, **strict)
+    assert again.reference != corrected.reference
+    with pytest.raises(SeedRefused, match="gate duplicate_delivery: reject"):
+        land_events(again, recorder.inlet)
+
+
+def test_a_delivery_of_events_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "customers")
+    one = recorder.file("1.jsonl", lines(envelope("c", customer(1), order=1)))
+    two = recorder.file("2.jsonl", lines(envelope("c", customer(2), order=1, lsn=1001)))
+    # It recorded no manifest.
+    recorder.land(one)
+    seed = recorded_delivery(recorder, one, two, duplicate_delivery="reject")
+    assert len(land_events(seed, recorder.inlet).before) == 1
+    with pytest.raises(SeedRefused, match="gate duplicate_delivery: reject"):
+        land_events(seed, recorder.inlet)
+
+
+def test_events_of_another_manifest_of_the_same_name_are_duplicates(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "customers")
+    one = recorder.file("1.jsonl", lines(envelope("c", customer(1), order=1)))
+    two = recorder.file("2.jsonl", lines(envelope("c", customer(2), order=1, lsn=1001)))
+    land_events(recorded_delivery(recorder, one), recorder.inlet)
+    seed = recorded_delivery(recorder, one, two, duplicate_delivery="reject")
+    with pytest.raises(SeedRefused, match="gate duplicate_delivery: reject"):
+        land_events(seed, recorder.inlet)
+    assert len(recorder.inlet.store.batch_ids()) == 1
+
+
+def test_rows_of_another_manifest_of_the_same_name_are_duplicates(tmp_path: Path) -> None:
+    into, strict = inlet(tmp_path), {"duplicate_delivery": "reject"}
+    for folder, rows in (("jan", [ticket(1)]), ("feb", [ticket(1), ticket(2)])):
+        (tmp_path / folder).mkdir()
+        files = {tmp_path / folder / f"{row['ticket_id']}.jsonl": row for row in rows}
+        for path, row in files.items():
+            path.write_bytes(content([row], ".jsonl"))
+        described = document("incremental_cursor", dict.fromkeys(files, 1), gates=strict)
+        (tmp_path / folder / "delivery.json").write_text(json.dumps(described))
+    land(load_manifest(tmp_path / "jan" / "delivery.json", CONTRACTS), into)
+    with pytest.raises(SeedRefused, match="gate duplicate_delivery: reject"):
+        land(load_manifest(tmp_path / "feb" / "delivery.json", CONTRACTS), into)

@@ -48,6 +48,56 @@ def test_arrays_become_array_literals_only_where_the_contract_has_arrays() -> No
     assert array_literal([1, [2, None]]) == "{1,{2,NULL}}"
 
 
+@pytest.mark.parametrize(
+    ("given", "landed"),
+    [
+        ("2025-04-18T10:00:00Z", "2025-04-18 10:00:00+00"),
+        ("2025-04-18 12:00:00.250000+02:00", "2025-04-18 10:00:00.25+00"),
+        ("2025-04-18T12:00+0200", "2025-04-18 10:00:00+00"),
+        ("0999-12-31 23:00:00-01", "1000-01-01 00:00:00+00"),
+        ("2025-04-18 10:00:00+00", "2025-04-18 10:00:00+00"),
+    ],
+)
+def test_a_time_has_one_text_however_it_is_written(given: str, landed: str) -> None:
+    assert read(opened_at=given)["opened_at"] == landed
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("2025-04-18 10:00:00", "infinity", "2025-04-18", "yesterday", "2025-13-01 00:00:00Z", "1745000000"),
+        *("2025-04-18 10:00:00.1234567Z", "9999-12-31 23:59:59-05", "2025-04-18 10:00.5Z"),
+    ],
+)
+def test_a_time_that_may_be_read_in_several_ways_stays_as_it_is_written(given: str) -> None:
+    assert read(opened_at=given)["opened_at"] == given
+
+
+@pytest.mark.parametrize(
+    ("given", "landed"),
+    [("TRUE", "t"), ("no", "f"), (1, "t"), (0, "f"), ("f", "f"), ("maybe", "maybe"), (None, None)],
+)
+def test_a_boolean_has_one_text_however_it_is_written(given: object, landed: str | None) -> None:
+    assert read(escalated=given)["escalated"] == landed
+
+
+@pytest.mark.parametrize(
+    ("given", "landed"),
+    [
+        *((True, "true"), (False, "false"), (7, "7"), ("abc", '"abc"'), ('"abc"', '"abc"'), ("", '""')),
+        *(
+            ('{"a": 1}', '{"a": 1}'),
+            ("true", "true"),
+            ("NaN", '"NaN"'),
+            ("9" * 5000, "9" * 5000),
+            (None, None),
+        ),
+    ],
+)
+def test_a_json_column_always_holds_json(given: object, landed: str | None) -> None:
+    assert read(custom_fields=given)["custom_fields"] == landed
+
+
 def test_columns_left_out_are_null_and_further_columns_are_kept() -> None:
     row = read(novel={"x": 1})
     assert list(row) == [*CONTRACT.column_names, "novel"]

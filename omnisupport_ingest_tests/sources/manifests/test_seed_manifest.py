@@ -26,7 +26,8 @@ def manifest() -> dict[str, Any]:
 
 
 def written(folder: Path, document: dict[str, Any]) -> Path:
-    path = folder / "delivery.json"
+    path = folder / "seed_manifests" / "delivery.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document))
     return path
 
@@ -37,7 +38,7 @@ def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
     assert (seed.load_mode, seed.license, seed.owner) == ("full_snapshot", "CC0-1.0", "team:support-platform")
     assert seed.contract.full_name == "files.legacy_tickets"
     assert seed.as_of == datetime(2026, 1, 1, tzinfo=UTC)
-    assert seed.files[0].path == tmp_path / "../support_tickets/legacy_tickets_2025.jsonl"
+    assert seed.files[0].path == tmp_path / "seed_manifests/../support_tickets/legacy_tickets_2025.jsonl"
     assert (seed.rows, seed.gates.row) == (300, "quarantine")
 
 
@@ -98,3 +99,33 @@ def test_refused_with_file_and_place(tmp_path: Path, situation: str) -> None:
     with pytest.raises(SeedManifestError) as refused:
         load_manifest(path, CONTRACTS)
     assert str(path) in refused.value.problem and words in refused.value.problem
+
+
+@pytest.mark.parametrize(
+    "named", ["/etc/rows.csv", "../rows.csv", "a/../../rows.csv", "linked/rows.csv", "link.csv"]
+)
+def test_a_file_outside_the_folder_of_the_manifest_is_refused(tmp_path: Path, named: str) -> None:
+    folder = tmp_path / "delivered"
+    folder.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rows.csv").write_text("secret")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "link.csv").symlink_to(tmp_path / "elsewhere" / "rows.csv")
+    document = manifest()
+    path = folder / "manifest.json"
+    document["files"][0]["path"] = named
+    path.write_text(json.dumps(document))
+    with pytest.raises(SeedManifestError, match=r"files\[0\]\.path: .*stays in .*delivered") as refused:
+        load_manifest(path, CONTRACTS)
+    assert refused.value.fix
+
+
+@pytest.mark.parametrize("named", ["rows.csv", "below/rows.csv", "below/../rows.csv", "link.csv"])
+def test_a_file_in_the_folder_of_the_manifest_or_below_is_taken(tmp_path: Path, named: str) -> None:
+    (tmp_path / "rows.csv").write_text("")
+    (tmp_path / "link.csv").symlink_to("rows.csv")
+    document = manifest()
+    document["files"][0]["path"] = named
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(document))
+    assert load_manifest(path, CONTRACTS).files[0].path == tmp_path / named

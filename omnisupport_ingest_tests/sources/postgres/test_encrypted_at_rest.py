@@ -18,8 +18,8 @@ from omnisupport_ingest.checks import content_checks
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.landing.integrity import sha256_of, verify
-from omnisupport_ingest.layers import history
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export import Format, export
 from omnisupport_ingest.storage import at_hand, open_storage, storage_of

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.contracts.row_checksum import EVERY_KEY
 from omnisupport_ingest.read.lake_keys import DimensionKeys
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
@@ -50,7 +51,18 @@ def lake(desk: Desk, folder: Path) -> DimensionKeys:
         }
     )
     pq.write_table(table, folder / "dimension.parquet")
-    return DimensionKeys(desk.table, [str(folder / "dimension.parquet")])
+    return DimensionKeys(desk.table, [str(folder / "dimension.parquet")], folder)
+
+
+def test_keys_that_a_killed_process_left_are_removed_by_the_next(desk: Desk, tmp_path: Path) -> None:
+    left = tmp_path / "keys-999999999.1.boot-left"
+    left.mkdir()
+    keys = lake(desk, tmp_path)
+    keys.ordinals(EVERY_KEY)
+    (folder,) = tmp_path.glob("keys-*")
+    assert folder != left and (folder / "keys.duckdb").exists()
+    keys.close()
+    assert not list(tmp_path.glob("keys-*"))
 
 
 def compared_by(desk: Desk, reader: Reader, lake: Mapping[str, DimensionKeys]) -> comparing.Comparison:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.contracts.model import BLOCK
+from omnisupport_ingest.contracts.model import BLOCK, Column
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog import schema_watch
@@ -96,6 +96,29 @@ def test_a_table_whose_contract_says_block_waits_alone_until_it_is_read_whole(de
     assert landed("tickets") == ['["1"]', '["1"]', '["2"]']
     desk.run("ALTER TABLE tickets DROP subject;" + both.format(3))
     assert [each.blocked for each in synced().tables] == [True, False]
+
+
+def test_a_table_whose_personal_column_has_the_name_of_another_waits_until_that_has_a_policy(desk: Desk):
+    desk.run("ALTER TABLE tickets ADD note text; INSERT INTO tickets VALUES (1, 'one')")
+    columns = tuple(
+        replace(each, pii="drop", personal=True) if each.name == "subject" else each
+        for each in desk.table.columns
+    )
+    note = Column("note", "text")
+    desk.table = replace(desk.table, columns=(*columns, note))
+    desk.sync()
+    desk.run(
+        "ALTER TABLE tickets RENAME note TO other; ALTER TABLE tickets RENAME subject TO note;"
+        "ALTER TABLE tickets RENAME other TO subject; INSERT INTO tickets (id, note) VALUES (2, 'two')"
+    )
+    assert desk.sync().tables[0].blocked
+    with QueryState(desk.store.folder) as state:
+        refresh(desk.inlet(), state, [desk.table], "nobody has looked")
+    assert desk.sync().tables[0].blocked
+    assert '["2"]' not in [each["key"] for each in desk.events()]
+    desk.table = replace(desk.table, columns=(*columns, replace(note, pii="drop", personal=True)))
+    assert not desk.sync().tables[0].blocked
+    assert '["2"]' in [each["key"] for each in desk.events()]
 
 
 def test_a_table_that_waits_in_the_middle_of_its_first_reading_is_not_answered_for_by_another_one(desk: Desk):

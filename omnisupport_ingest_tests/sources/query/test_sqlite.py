@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from omnisupport_ingest.contracts.load import TableContract, contract_of
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
-from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest.sources.query.dialect import DialectReader, refusals
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds
 from omnisupport_ingest.sources.query.state import QueryState
@@ -287,3 +288,27 @@ def test_a_driver_that_is_missing_is_named_and_no_url():
     with pytest.raises(QueryRefused, match="oracledb") as refused:
         DialectReader("oracle+oracledb://me:s3cret@host/db")
     assert "s3cret" not in str(refused.value) and "host/db" not in str(refused.value)
+
+
+def test_no_message_quotes_a_value_that_the_driver_cannot_read(lite: Lite):
+    broken = b"ada\xe9milie@example.org".hex()
+    lite.base.execute(f"INSERT INTO tickets (id, subject) VALUES (1, CAST(x'{broken}' AS TEXT))")
+    try:
+        with QueryState(lite.desk.store.folder) as state:
+            faults = sync(lite.desk.inlet(), DialectReader(lite.url), state).faults
+    except QueryRefused as refused:
+        faults = (refused,)
+    (fault,) = faults
+    assert "OperationalError" in fault.problem and "ada" not in f"{fault.problem} {fault.fix}"
+
+
+def test_the_code_of_a_driver_is_named_and_its_text_only_as_it_connects():
+    class Refused(Exception):
+        sqlstate = "22P02"
+
+    error = sa.exc.DataError("SELECT", {}, Refused('invalid input syntax for type bigint: "+41 79 123"'))
+    for connecting in (False, True):
+        with pytest.raises(QueryRefused) as refused, refusals("public.people", connecting=connecting):
+            raise error
+        assert ("+41" in refused.value.problem) == connecting
+        assert connecting or "DataError (22P02)" in refused.value.problem

@@ -11,7 +11,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.errors import AnotherDatabase
 from omnisupport_ingest.sources.query.events import image_hash
-from omnisupport_ingest.sources.query.state import FILE, Progress, QueryState, Seen
+from omnisupport_ingest.sources.query.state import FILE, LandedVersion, Progress, QueryState
 from omnisupport_ingest.sources.query.sync import refresh
 from omnisupport_ingest_tests.sources.query.tickets import GRID, SOURCE, contract
 
@@ -27,12 +27,16 @@ def _bytes_of(image: int) -> bytes:
 def test_no_hash_of_a_plain_image_stays_in_the_file(tmp_path: Path, how: str) -> None:
     progress = Progress(1, "bigint")
     with QueryState(tmp_path) as state:
-        state.save("public.people", progress, [Seen('["1"]', 7, PLAIN), Seen('["2"]', 7, 2)])
+        state.save(
+            "public.people", progress, [LandedVersion('["1"]', 7, PLAIN), LandedVersion('["2"]', 7, 2)]
+        )
         assert _bytes_of(PLAIN) in (tmp_path / FILE).read_bytes()
         if how == "lands again":
-            state.save("public.people", progress, [Seen('["1"]', 7, ENCRYPTED)], replaced=True)
-            assert state.versions("public.people", ['["1"]']) == {'["1"]': [Seen('["1"]', 7, ENCRYPTED)]}
-            assert state.versions("public.people", ['["2"]']) == {'["2"]': [Seen('["2"]', 7, 2)]}
+            state.save("public.people", progress, [LandedVersion('["1"]', 7, ENCRYPTED)], replaced=True)
+            assert state.versions("public.people", ['["1"]']) == {
+                '["1"]': [LandedVersion('["1"]', 7, ENCRYPTED)]
+            }
+            assert state.versions("public.people", ['["2"]']) == {'["2"]': [LandedVersion('["2"]', 7, 2)]}
         else:
             state.save("public.people", progress, below=8)
     assert _bytes_of(PLAIN) not in (tmp_path / FILE).read_bytes()

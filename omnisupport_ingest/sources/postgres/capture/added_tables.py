@@ -146,6 +146,7 @@ class AddedTables:
         with closing(self._epoch.connect()) as connection:
             findings = added_table_findings(connection, self._store, self._settings, [table])
             require_ready(findings)
+            self._epoch.schemas.require_covered(table)
             ensure_publication(connection, self._settings.publication, [table])
         for each in findings:
             if each.severity is Severity.WARNS:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from psycopg2.extensions import connection as Connection
 
@@ -30,6 +31,7 @@ from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
 from omnisupport_ingest.sources.postgres.capture.outdated import contracts_at_start, definition_at_start
 from omnisupport_ingest.sources.postgres.capture.parked import (
     TABLE_FAULTS,
+    ParkedTable,
     ParkedTables,
     TableFault,
     TableFaults,
@@ -49,9 +51,10 @@ from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, re
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.preflight import Finding
 from omnisupport_ingest.sources.postgres.preflight.source_check import NO_PROOF, contracted_tables
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.errors import (
     AnotherSource,
     GapInSource,
@@ -82,13 +85,13 @@ _PROOF = Lsn(0)
 _MANIFESTS_IN_MEMORY = 1000
 """Largest number of manifests kept in memory, because a capture may run for months."""
 
-Landed = Callable[[Manifest], None]
+OnLanded = Callable[[Manifest], None]
 """Called with each batch when it is durable. A batch of the stream is then also confirmed, unless the source
 has gone away."""
 
 
 def capture_once(
-    settings: Settings, home: Home, contracts: Contracts, until: Lsn, landed: Landed | None = None
+    settings: Settings, home: Home, contracts: Contracts, until: Lsn, landed: OnLanded | None = None
 ) -> IngestError | None:
     """Capture until everything that committed below ``until`` is durable in landing.
 
@@ -100,6 +103,24 @@ def capture_once(
     return once.left_out
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What one run works with: the source's DSN, a connection for SQL, and the event that stops the run."""
+
+    dsn: str
+    connection: Connection
+    stop: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which tables a start captures. ``wrong``: those with blocking ``findings``, name → problem."""
+
+    ready: tuple[TableContract, ...]
+    wrong: Mapping[str, str]
+    findings: Sequence[Finding]
+
+
 class Capture:
     """The capture of one PostgreSQL source into one home."""
 
@@ -108,7 +129,7 @@ class Capture:
         settings: Settings,
         home: Home,
         contracts: Contracts,
-        landed: Landed | None = None,
+        landed: OnLanded | None = None,
         contracts_again: Callable[[], Contracts] | None = None,
     ) -> None:
         """Prepare the capture; connect to nothing yet. Raises ``IngestError`` if the source has no contract.
@@ -117,7 +138,7 @@ class Capture:
         when a table without one is requested; None: use ``contracts``.
         """
         self._settings, self._home = settings, home
-        self._landed: Landed = landed or (lambda _batch: None)
+        self._landed: OnLanded = landed or (lambda _batch: None)
         self._contracted = contracted_tables(contracts, settings.source)
         self._definition = definition_at_start(settings)
         self._contracts = contracts_at_start(self._contracted)
@@ -173,15 +194,14 @@ class Capture:
             self._identity.require_original()
             self._store.make_names_durable()
             dsn = source_dsn(self._settings, self._home)
-            connection = connect(dsn)
-            try:
-                epoch = self._prepare(dsn, connection, stop)
-                ready_to_capture()
-                self._follow(dsn, connection, epoch, until, stop)
-            except SlotNotMade:
-                _log.info("stopped before the replication slot was made")
-            finally:
-                connection.close()
+            with closing(connect(dsn)) as connection:
+                session = _Session(dsn, connection, stop)
+                try:
+                    epoch = self._prepare(session)
+                    ready_to_capture()
+                    self._follow(session, epoch, until)
+                except SlotNotMade:
+                    _log.info("stopped before the replication slot was made")
         pause.raise_if_paused(source)
         if restart is not None:
             restart.raise_if_requested(source)
@@ -197,7 +217,7 @@ class Capture:
 
     @property
     def left_out(self) -> IngestError | None:
-        """The error about tables that the last ``run`` left out; None if there were none.
+        """The error about tables that the last ``run`` or new epoch left out; None if there were none.
 
         ``PreflightFailed`` if the start found the fault, else ``TableMissedChanges``. The other tables have
         landed as far as possible.
@@ -215,32 +235,37 @@ class Capture:
         """Repair a gap with a new slot and a new epoch; the next ``run`` takes new snapshots.
 
         Everything that has landed stays. The epoch records ``reason``. ``loss_accepted_by``: the person who
-        decided that tables read before are not read again; a record then names what may be missing. Raises
-        ``SlotNotMade`` if ``stop`` is set first.
+        decided that tables read before are not read again; a record then names what may be missing.
+        ``left_out`` names the tables that the next ``run`` will leave out. Raises ``SlotNotMade`` if ``stop``
+        is set first.
         """
+        stop = stop or threading.Event()
         with take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
             dsn = source_dsn(self._settings, self._home)
-            return self._epoch_start(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
+            epoch = self._epoch_start(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
+            with closing(connect(dsn)) as connection:
+                self._choose_in_new(epoch, _Session(dsn, connection, stop))
+            return epoch
 
     def recover(
         self, reason: str, lake: Lake, stop: threading.Event, report: Callable[[Recovered], None]
     ) -> tuple[EpochRecord, bool]:
         """Repair a gap with a new slot and a new epoch, and read only the rows that the lake lacks.
 
-        ``report``: called with each table that is done. Returns the epoch, and whether all tables were done.
-        The next ``run`` reads the other tables whole, also if this raises. Changes nothing before ``lake`` is
-        pinned. Raises ``SlotNotMade`` if ``stop`` is set before the epoch begins.
+        ``report``: called with each table that is done. Returns the epoch, and whether all tables were done
+        but those that ``left_out`` names. The next ``run`` reads the other tables whole, also if this raises.
+        Changes nothing before ``lake`` is pinned. Raises ``SlotNotMade`` if ``stop`` is set before the epoch
+        begins.
         """
         with closing(self._encrypting), take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
             epoch = self._epoch_start(stop).next(dsn, reason)
-            ready, _ = ready_tables(self._epoch_start().findings(dsn), self._tables)
-            self._captured = CapturedTables(ready)
-            captured = self._epoch(dsn, epoch)
             with closing(connect(dsn)) as connection:
+                self._choose_in_new(epoch, _Session(dsn, connection, stop))
+                captured = self._epoch(dsn, epoch)
                 captured.published.begin(connection)
             snapshots = Snapshots(captured, self._tables)
             for table in self._tables:
@@ -263,113 +288,144 @@ class Capture:
         last = self._store.last_stream(epoch.number) if epoch is not None else None
         return last.arrival.landed_at if last is not None else None
 
-    def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
+    def _prepare(self, session: _Session) -> EpochRecord:
         try:
             for _ in range(_MAX_PREPARATIONS):
                 with suppress(TableDropped):
-                    return self._prepare_once(dsn, connection, stop)
-            return self._prepare_once(dsn, connection, stop)
+                    return self._prepare_once(session)
+            return self._prepare_once(session)
         except GapInSource as gap:
-            return self._after_gap(dsn, connection, gap, stop)
+            return self._after_gap(session, gap)
 
-    def _follow(
-        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
-    ) -> None:
+    def _follow(self, session: _Session, epoch: EpochRecord, until: Lsn | None) -> None:
         """Run ``_capture``; run it again without tables that cannot be followed, and once after a gap."""
         repaired = False
         while True:
             try:
-                return self._capture(dsn, connection, epoch, until, stop)
+                return self._capture(session, epoch, until)
             except TABLE_FAULTS as fault:
                 self._handle_fault(epoch, fault)
-                until = None if until is None else max(until, highest_read(dsn, connection, epoch))
+                if until is not None:
+                    until = max(until, highest_read(session.dsn, session.connection, epoch))
             except GapInSource as gap:
                 if repaired:
                     raise
-                epoch, repaired = self._after_gap(dsn, connection, gap, stop), True
+                epoch, repaired = self._after_gap(session, gap), True
                 continue
-            epoch = self._prepare(dsn, connection, stop)
+            epoch = self._prepare(session)
 
     def _handle_fault(self, epoch: EpochRecord, fault: TableFault) -> None:
         # Include tables that were added during this run.
         known = (*self._contracted, *self._captured.all)
         self._faults.handle(epoch, self._published(epoch), self._captured, known, fault)
 
-    def _after_gap(
-        self, dsn: str, connection: Connection, gap: GapInSource, stop: threading.Event
-    ) -> EpochRecord:
+    def _after_gap(self, session: _Session, gap: GapInSource) -> EpochRecord:
         """Begin a new epoch after ``gap`` if the snapshot mode allows it, else raise ``gap``."""
         by_itself = self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED
         for_a_person = AnotherSource | NotOurSlot | SlotMoved | TableMissedChanges
         if not by_itself or isinstance(gap, for_a_person):
             raise gap
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", gap.problem)
-        self._epoch_start(stop).next(dsn, gap.problem)
-        return self._prepare_once(dsn, connection, stop)
+        self._epoch_start(session.stop).next(session.dsn, gap.problem)
+        return self._prepare_once(session)
 
-    def _prepare_once(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
+    def _prepare_once(self, session: _Session) -> EpochRecord:
         """Choose the tables that can be captured, and create what is missing for them at the source."""
-        self._faults.left_out, epoch = None, self._store.current_epoch()
-        known = {each.name: each for each in (*self._contracted, *self._captured.all)}
-        # Including added tables.
-        self._contracted = tuple(known.values())
+        epoch, self._faults.left_out = self._store.current_epoch(), None
+        chosen = self._choose_tables(session, epoch)
+        self._store.clear_garbage()
+        # Before the slot is created, because tables must be published when its consistent point is reached.
+        ensure_publication(session.connection, self._settings.publication, chosen.ready)
+        if epoch is None:
+            epoch = self._epoch_start(session.stop).first(session.dsn, session.connection)
+            self._schemas(epoch).look(session.connection)
+        try:
+            self._published(epoch).begin(session.connection)
+        except TableMissedChanges as missed:
+            self._handle_fault(epoch, missed)
+            return self._prepare_once(session)
+        # Before the first event of this run: from here on the changes of these tables name no row.
+        self._faults.park_without_contract(epoch, self._published(epoch), self._contracted)
+        ParkedTables(self._store.folder, epoch.number).take_back([each.name for each in chosen.ready])
+        self._faults.log_left_out(epoch, self._captured, chosen.findings, chosen.wrong)
+        return epoch
+
+    def _choose_in_new(self, epoch: EpochRecord, session: _Session) -> None:
+        """Choose the tables that can be captured in the new ``epoch``; ``left_out`` names the others."""
+        try:
+            chosen = self._choose_tables(session, epoch)
+        except TableMissedChanges as all_of_them:
+            self._faults.left_out = all_of_them
+        else:
+            self._faults.log_left_out(epoch, self._captured, chosen.findings, chosen.wrong)
+
+    def _choose_tables(self, session: _Session, epoch: EpochRecord | None) -> _Choice:
+        """Choose the tables that can be captured, and park those of ``epoch`` that cannot.
+
+        ``_captured`` has them then. Raises an error if no table can be captured.
+        """
+        # Including tables that an earlier run added.
+        self._contracted = tuple({each.name: each for each in (*self._contracted, *self._tables)}.values())
+        if epoch is not None:
+            self._faults.request_back(epoch, self._contracted)
         requested = SnapshotRequests(self._store.folder).whole_tables().keys()
-        parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
-        parked_reasons = {
-            name: why for name, why in (parked.all() if parked else {}).items() if name in known
-        }
-        wanted = tuple(
-            each for each in known.values() if each.name not in parked_reasons or each.name in requested
-        )
+        parked = ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else {}
+        wanted = tuple(each for each in self._contracted if each.name not in parked or each.name in requested)
         with suppress(SourceRefused):  # A standby, which the preflight below reports.
             # Read this before the tables are checked.
-            self._tables_checked_from = wal_clock(connection).flushed
-        if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
-            raise _slot_of_original(epoch)
-        findings = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
-        if epoch is not None and not {each.check for each in findings} & NO_PROOF:
-            # Find out now if the slot is gone or not ours: before anything changes at the source, and before
-            # the findings list what another server lacks.
-            prove_continuity(dsn, connection, self._store, epoch)
-            self._published(epoch).require_publication(connection)
+            self._tables_checked_from = wal_clock(session.connection).flushed
+        findings = self._findings(session, epoch, wanted)
         blocked: dict[str, str] = {}
         if epoch is not None:
             with suppress(SourceRefused):  # As above.
-                blocked = self._blocked_by_schema(epoch, connection, wanted, requested)
+                blocked = self._blocked_by_schema(epoch, session.connection, wanted, requested)
             findings = followed_anyway(findings, self._changed_while_captured(epoch, requested))
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
-        self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
+        others = tuple(each for each in self._contracted if each not in ready)
+        self._captured = CapturedTables(ready, others)
         if epoch is not None and blocked:
             # Park these first, because a person decides about the schema that is recorded here.
             self._faults.park(epoch, self._published(epoch), blocked)
         if not ready:
-            raise left_out(
-                ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else parked_reasons
-            )
-        if epoch is not None and wrong:
-            # A table that was never captured here has missed nothing. The next start checks it again.
-            recorded_here = recorded_tables(self._store.folder, epoch.number)
-            captured = {each.name for each in wanted if each.full_name in recorded_here}
-            to_park = {name: reason for name, reason in wrong.items() if name in captured}
-            self._faults.park(epoch, self._published(epoch), to_park)
-            if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
-                self._faults.request_snapshots(wrong)
-        self._store.clear_garbage()
-        # Before the slot is created, because tables must be published when its consistent point is reached.
-        ensure_publication(connection, self._settings.publication, ready)
-        if epoch is None:
-            epoch = self._epoch_start(stop).first(dsn, connection)
-            self._schemas(epoch).look(connection)
-        try:
-            self._published(epoch).begin(connection)
-        except TableMissedChanges as missed:
-            self._handle_fault(epoch, missed)
-            return self._prepare_once(dsn, connection, stop)
-        if parked is not None:
-            parked.take_back([each.name for each in ready])
-        self._faults.log_left_out(epoch, self._captured, findings, wrong)
-        return epoch
+            now = datetime.now(UTC)
+            parked = {name: ParkedTable(reason, now) for name, reason in wrong.items()}
+            if epoch is not None:
+                # What is only wrong is not parked: nothing is captured, so nothing is missed.
+                parked |= ParkedTables(self._store.folder, epoch.number).all()
+            raise left_out({each.name: parked[each.name] for each in others if each.name in parked})
+        if epoch is not None:
+            self._park_wrong(epoch, wanted, wrong)
+        return _Choice(ready, wrong, findings)
+
+    def _findings(
+        self, session: _Session, epoch: EpochRecord | None, wanted: Sequence[TableContract]
+    ) -> Sequence[Finding]:
+        """Return the findings about the source and the ``wanted`` tables. Raises ``GapInSource`` if the slot
+        does not continue what has landed."""
+        if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
+            raise _slot_of_original(epoch)
+        start = EpochStart(self._settings, self._store, wanted, session.stop, self._identity)
+        findings = start.findings(session.dsn)
+        if epoch is not None and not {each.check for each in findings} & NO_PROOF:
+            # Find out now if the slot is gone or not ours: before anything changes at the source, and before
+            # the findings list what another server lacks.
+            prove_continuity(session.dsn, session.connection, self._store, epoch)
+            self._published(epoch).require_publication(session.connection)
+        return findings
+
+    def _park_wrong(
+        self, epoch: EpochRecord, wanted: Sequence[TableContract], wrong: Mapping[str, str]
+    ) -> None:
+        if not wrong:
+            return
+        # A table that was never captured here has missed nothing. The next start checks it again.
+        recorded_here = recorded_tables(self._store.folder, epoch.number)
+        captured = {each.name for each in wanted if each.full_name in recorded_here}
+        to_park = {name: reason for name, reason in wrong.items() if name in captured}
+        self._faults.park(epoch, self._published(epoch), to_park)
+        if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
+            self._faults.request_snapshots(wrong)
 
     def _blocked_by_schema(
         self,
@@ -411,10 +467,9 @@ class Capture:
         published.will_be_read(requests.whole_tables().keys(), self._tables_checked_from)
         return published
 
-    def _capture(
-        self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
-    ) -> None:
-        captured = self._epoch(dsn, epoch)
+    def _capture(self, session: _Session, epoch: EpochRecord, until: Lsn | None) -> None:
+        connection, stop = session.connection, session.stop
+        captured = self._epoch(session.dsn, epoch)
         snapshots = Snapshots(captured, self._tables)
         if self._settings.snapshot_mode is SnapshotMode.SCHEMA_ONLY:
             snapshots.land_schemas(connection)

@@ -24,7 +24,12 @@ from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, pre
 from omnisupport_ingest.sources.postgres.preflight.shared_database import shared_database_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connection import VALUE_SETTINGS, connect
-from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wait_until_free
+from omnisupport_ingest.sources.postgres.session.server import (
+    SLOT_WAIT_SECONDS,
+    server_facts,
+    slot_facts,
+    wait_until_free,
+)
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
 from omnisupport_ingest.sources.postgres.slot.home_slot import (
     ExpectedSlot,
@@ -36,9 +41,6 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import (
 from omnisupport_ingest.sources.postgres.slot.slot import create_slot, drop_slot, slot_taken
 
 _log = logging.getLogger(__name__)
-
-SLOT_WAIT_SECONDS = 10.0
-"""Seconds that a start waits for the server to notice that the slot's last reader has died."""
 
 
 class EpochStart:

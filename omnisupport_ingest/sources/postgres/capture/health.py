@@ -12,7 +12,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.status import SourceStatus, source_status
-from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.slot.retention import Level, SlotWarning
 
@@ -39,9 +39,9 @@ class Health:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The problems without their digits, sorted: a problem whose numbers changed is not a new one."""
-        plain = ("".join(letter for letter in each.problem if not letter.isdigit()) for each in self.problems)
-        return tuple(sorted(plain))
+        """The level and the kind of each problem, sorted: one whose numbers changed is not a new one, but one
+        that became an alarm is."""
+        return tuple(sorted(f"{each.level.name.lower()}: {each.kind}" for each in self.problems))
 
     def document(self, at: datetime) -> dict[str, object]:
         """Return the health as JSON values, for messages to people."""

@@ -35,7 +35,7 @@ _RESTART_UP = "Stop `omnisupport-ingest up` and start it again."
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ContractDrift:
     """A change of ``source`` that its running capture does not use yet: ``what`` changed, and the ``fix``."""
 
     source: str
@@ -76,16 +76,32 @@ def contracts_at_start(tables: Sequence[TableContract]) -> dict[str, str]:
     return fingerprints
 
 
-def differences(settings: Settings, contracts: Contracts) -> tuple[Difference, ...]:
+def differences(settings: Settings, contracts: Contracts) -> tuple[ContractDrift, ...]:
     """Return how the files of every log of the home differ from those at the start of its capture."""
     home = settings.home.expanduser()
     known = {each.name: each for each in sources_in_force(settings, contracts).all}
-    differing: list[Difference] = []
+    differing: list[ContractDrift] = []
     for path in sorted((home / "landing").glob("*/")):
         record = _running(home / "run", path)
         if record is not None:
             differing += _source_differences(settings, contracts, known.get(path.name), path.name, record)
     return tuple(differing)
+
+
+def outdated_tables(home: Path, source: str, tables: Sequence[TableContract]) -> tuple[TableContract, ...]:
+    """Return those of ``tables`` whose file has changed since the capture of ``source`` that runs now began.
+
+    ``home``: its folder. Empty if none runs.
+    """
+    record = _running(home / "run", home / "landing" / source)
+    if record is None:
+        return ()
+    now = contracts_at_start(tables)
+    return tuple(
+        each
+        for each in tables
+        if each.name in now and record.contracts.get(each.name, now[each.name]) != now[each.name]
+    )
 
 
 def _running(run_folder: Path, landing: Path) -> CaptureRecord | None:
@@ -102,11 +118,11 @@ def _source_differences(
     definition: SourceDefinition | None,
     name: str,
     record: CaptureRecord,
-) -> Iterator[Difference]:
+) -> Iterator[ContractDrift]:
     tables = contracts.of_source(name)
     if definition is None or definition.kind is not SourceKind.LOG or not tables:
         gone = "definition" if tables else "last contract"
-        yield Difference(
+        yield ContractDrift(
             name,
             f"its {gone} is gone, and its capture (process {record.pid}) goes on until `up` starts again",
             _RESTART_UP,
@@ -118,15 +134,15 @@ def _source_differences(
     for contract, fingerprint in record.contracts.items():
         if contract not in {each.name for each in tables}:
             problem = f"the contract {contract} is gone, and its table is still captured"
-            yield Difference(name, problem, restart)
+            yield ContractDrift(name, problem, restart)
         elif now.get(contract, fingerprint) != fingerprint:
             problem = f"the contract {contract} has changed, and its capture goes by what it was at its start"
-            yield Difference(name, problem, restart)
+            yield ContractDrift(name, problem, restart)
 
 
 def _definition_differences(
     settings: Settings, definition: SourceDefinition, record: CaptureRecord
-) -> Iterator[Difference]:
+) -> Iterator[ContractDrift]:
     try:
         now = definition_at_start(log_settings(settings, definition))
     except IngestError:
@@ -134,7 +150,7 @@ def _definition_differences(
         return
     for member, value in record.definition.items():
         if now.get(member, value) != value:
-            yield Difference(
+            yield ContractDrift(
                 definition.name,
                 f"{member} is now {now[member]}, and its capture goes by {value} until `up` starts again",
                 _RESTART_UP,

@@ -7,7 +7,7 @@ too large. First the stretch of the log in which changes may be missing is recor
 key, like those of a table without a contract, and no layer above raw uses them. When a person requests a
 snapshot of a parked table, it is added like a new table.
 
-There are four kinds of fault:
+There are five kinds of fault:
 
 - Its changes do not name their rows as its contract does, or were not sent for a time. The table is parked
   until a snapshot reads it again. The mode ``when_needed`` requests one. (Columns outside of the key that
@@ -15,8 +15,10 @@ There are four kinds of fault:
 - It changed while a snapshot read it. The checks and the read are repeated once; often that is enough.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has repaired the cause and requests a snapshot.
-- Its schema has changed, and its contract requires a decision first (``x-cdc.evolution``: ``block``). The
-  table is parked in every mode.
+- Its schema has changed, and its contract requires a decision first (``x-cdc.evolution``: ``block``, or a
+  personal column has the name of another one, without its policy). The table is parked in every mode.
+- It has no contract for a time, so nothing names the key of its changes. It is parked until a contract names
+  it again and a snapshot reads it; the mode ``when_needed`` requests one then.
 
 If no other table is captured, capture stops instead, and nothing is lost.
 """
@@ -24,7 +26,7 @@ If no other table is captured, capture stops instead, and nothing is lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,12 +38,12 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.schema_changes import SchemaChange, gives_other_keys
+from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges, gives_other_keys
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.settings import SnapshotMode
-from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
+from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.preflight.findings import (
     Finding,
     Severity,
@@ -56,18 +58,21 @@ from omnisupport_ingest.sources.postgres.session.errors import (
     TableMissedChanges,
     TableUnreadable,
 )
+from omnisupport_ingest.sources.postgres.session.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
-from omnisupport_ingest.storage import replace as replace_file
+from omnisupport_ingest.storage import storage_of, update
 
 _log = logging.getLogger(__name__)
 
 
 FORMAT_VERSION = 1
+
+WITHOUT_CONTRACT = "Capture ran while no contract named it: changes of that time name no row."
+"""The reason of a table whose contract was away for a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +108,36 @@ class ParkedTables:
     def all(self) -> dict[str, ParkedTable]:
         """Return the parked tables by name. Raises as reading a manifest does."""
         try:
-            content = content_of(self._path)
+            return self._tables(content_of(self._path))
         except FileNotFoundError:
             return {}
-        return decode(_FORMAT, content, self._path).tables
 
     def park(self, reasons: Mapping[str, str]) -> None:
         """Park the tables in ``reasons``, durably. A table that is parked already keeps its first reason."""
-        parked = self.all()
         now = datetime.now(UTC)
-        self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | parked, parked)
+        new = {name: ParkedTable(reason, now) for name, reason in reasons.items()}
+        self._change(lambda parked: new | parked)
 
     def take_back(self, names: Collection[str]) -> None:
         """Unpark the tables ``names``. A snapshot of each must be requested and not planned yet."""
-        parked = self.all()
-        self._write({name: table for name, table in parked.items() if name not in names}, parked)
+        self._change(lambda parked: {name: table for name, table in parked.items() if name not in names})
 
-    def _write(self, tables: dict[str, ParkedTable], parked: dict[str, ParkedTable]) -> None:
-        if tables != parked:
+    def _change(self, change: Callable[[dict[str, ParkedTable]], dict[str, ParkedTable]]) -> None:
+        """Replace the tables by what ``change`` makes of them; it gets those that the storage has now."""
+
+        def changed(content: bytes | None) -> bytes | None:
+            parked = self._tables(content)
+            tables = change(parked)
+            return None if tables == parked else encode(ParkedInEpoch(self._epoch, tables))
+
+        parked = self.all()
+        # The copy of an object may be old, so it does not tell whether anything changes.
+        if not storage_of(self._path).is_local or change(parked) != parked:
             with failpoint("source.parked"):
-                replace_file(self._path, encode(ParkedInEpoch(self._epoch, tables)))
+                update(self._path, changed)
+
+    def _tables(self, content: bytes | None) -> dict[str, ParkedTable]:
+        return {} if content is None else decode(_FORMAT, content, self._path).tables
 
 
 def unpark_fix(name: str) -> str:
@@ -261,6 +276,26 @@ class TableFaults:
         # incomplete.
         published.leave_out(reasons, end_of_chain(self._store, epoch).end)
         ParkedTables(self._store.folder, epoch.number).park(reasons)
+
+    def park_without_contract(
+        self, epoch: EpochRecord, published: PublishedTables, contracted: Sequence[TableContract]
+    ) -> None:
+        """Park the captured tables that no contract of ``contracted`` names any more."""
+        captured = recorded_tables(self._store.folder, epoch.number)
+        named = {each.full_name for each in contracted}
+        seen = SchemaChanges(self._store.folder).read().tables
+        away = [name for name, each in seen.items() if each.name in captured - named]
+        parked = ParkedTables(self._store.folder, epoch.number).all()
+        if new := [name for name in away if name not in parked]:
+            self.park(epoch, published, dict.fromkeys(new, WITHOUT_CONTRACT))
+
+    def request_back(self, epoch: EpochRecord, contracted: Sequence[TableContract]) -> None:
+        """Request snapshots of the tables that were parked without a contract and have one again, in the mode
+        ``when_needed``."""
+        if self._rereads:
+            parked = ParkedTables(self._store.folder, epoch.number).all()
+            reasons = {each.name: parked[each.name].reason for each in contracted if each.name in parked}
+            self.request_snapshots({name: each for name, each in reasons.items() if each == WITHOUT_CONTRACT})
 
     def request_snapshots(self, reasons: Mapping[str, str]) -> None:
         """Request snapshots of the tables in ``reasons``."""

@@ -86,7 +86,7 @@ class CaptureRecord:
         at = max(self.started, last_landed or self.started)
         return LastError(
             "Killed",
-            f"Capture, process {self.pid} on {self.host}, is gone without having said why: it was killed, "
+            f"Capture, process {self.pid} on {self.host}, has ended without recording why: it was killed, "
             f"its machine went down, or its disk was full. The last that is known of it is of "
             f"{at.isoformat(timespec='seconds')}.",
             "Start it again, it goes on where landing ends: omnisupport-ingest up. Killed again and again, "
@@ -310,6 +310,6 @@ def wait_for_restart(landing: Path, source: str, before: CaptureRecord, *, secon
     raise NotRestartable(
         f"The restart is requested, but the capture of {source} has not started again after "
         f"{seconds:.0f} seconds.",
-        fix=f"It does when the step it is in is over; watch it: omnisupport-ingest source status {source}, "
+        fix=f"It restarts when its current step ends; watch it: omnisupport-ingest source status {source}, "
         f"{LOGS}",
     )

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.names import stream_prefix
@@ -30,7 +29,7 @@ from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseReq
 from omnisupport_ingest.sources.postgres.capture.state import CaptureState, State, capture_state
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.embedded.files import Location
-from omnisupport_ingest.sources.postgres.preflight import blocking
+from omnisupport_ingest.sources.postgres.preflight import Finding, blocking
 from omnisupport_ingest.sources.postgres.preflight.source_check import continuity_findings, published_findings
 from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
@@ -152,15 +151,19 @@ def source_status(
     if isinstance(dsn, IngestError):
         found.append(SlotWarning(dsn.problem, dsn.fix))
     else:
+        new = not_captured(store, tables)
+        followed = [each for each in tables if each not in new and each.name not in parked]
         try:
-            new = not_captured(store, tables)
-            known = [each for each in tables if each not in new and each.name not in parked]
-            server = _server_state(dsn, settings, home, store, slot_name, tables)
-            found += _server_warnings(dsn, settings, store, server, known, _how_to_start(paused))
-            if capture.state is State.RUNNING and adds_tables(store):
-                found += _new_table_warnings(dsn, settings, store, new)
-            else:
-                found += [each for table in new for each in _reasons_left_out(dsn, settings, store, table)]
+            with closing(connect(dsn)) as connection:
+                look = _ServerLook(connection, settings, store)
+                server = look.state(slot_name, tables, _disk_free(settings, home))
+                gap = _alarms(continuity_findings(dsn, store))
+                found += gap
+                if not gap:
+                    found += look.slot_warnings(server, _how_to_start(paused))
+                found += look.publication_warnings(server, followed)
+                added = capture.state is State.RUNNING and adds_tables(store)
+                found += look.new_tables(new) if added else look.left_out(new)
         except (SourceRefused, SourceUnavailable) as error:
             found.append(SlotWarning(error.problem, error.fix))
     if server is not None and landed is not None:
@@ -197,123 +200,107 @@ def _how_to_start(paused: Pause | None) -> str:
     return "Start the capture: omnisupport-ingest up."
 
 
-def _server_state(
-    dsn: str,
-    settings: Settings,
-    home: Home,
-    store: LandingStore,
-    slot_name: str,
-    tables: Sequence[TableContract],
-) -> ServerState:
-    connection = connect(dsn)
-    try:
+class _ServerLook:
+    """One look at the server, by one connection.
+
+    Its methods raise ``SourceUnavailable`` if the server stops answering.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings, store: LandingStore) -> None:
+        self._connection, self._settings, self._store = connection, settings, store
+
+    def state(self, slot_name: str, tables: Sequence[TableContract], disk_free: int | None) -> ServerState:
+        """Return what the server reports. ``disk_free``: bytes on the server's disk, if they are known."""
         with source_errors("reading the state of the source"):
             version, database, role, end, limit = one_row(
-                connection,
+                self._connection,
                 "SELECT current_setting('server_version'), current_database()::text, current_user::text,"
                 " (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
                 "  ELSE pg_current_wal_lsn() END)::text,"
                 " (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size')",
             )
-            ahead = _clock_difference(connection)
-            slot = slot_facts(connection, slot_name)
-            covered = _published_tables(connection, settings.publication)
-    finally:
-        connection.close()
-    wal_end = Lsn.parse(end)
-    limits = WalLimits(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
-    rate = wal_rate(_wal_mark_an_hour_ago(store, ahead), WalMark(wal_end, datetime.now(UTC)))
-    missing = () if covered is None else _not_published(tables, covered)
-    return ServerState(
-        version,
-        database,
-        role,
-        wal_end,
-        slot,
-        limits,
-        forecast(slot, limits, rate) if slot is not None else None,
-        ahead,
-        covered is not None,
-        missing,
-    )
-
-
-def _clock_difference(connection: Connection) -> timedelta:
-    """Return by how much the server's clock is ahead of ours at least; zero if the two may agree."""
-    before = datetime.now(UTC)
-    (answer,) = one_row(connection, "SELECT clock_timestamp()")
-    clock: datetime = answer
-    return clock - min(max(before, clock), datetime.now(UTC))
-
-
-def _published_tables(connection: Connection, name: str) -> set[TableName] | None:
-    publication = read_publication(connection, name)
-    return None if publication is None else {*publication.tables, *publication.roots}
-
-
-def _not_published(tables: Iterable[TableContract], covered: set[TableName]) -> tuple[str, ...]:
-    return tuple(each.full_name for each in tables if each.table_name not in covered)
-
-
-def _server_warnings(
-    dsn: str,
-    settings: Settings,
-    store: LandingStore,
-    server: ServerState,
-    tables: Sequence[TableContract],
-    how_to_start: str,
-) -> list[SlotWarning]:
-    found = [SlotWarning(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
-    if server.slot is not None and server.forecast is not None:
-        if not found:
-            much = Thresholds(settings.slot_warning_bytes, settings.slot_alarm_bytes)
-            found += warnings(server.slot, server.limits, server.forecast, how_to_start, much)
-        name = settings.publication
-        if not server.publication_found:
-            gone = f"Publication {name} is not on the server."
-            found.append(SlotWarning(gone, "omnisupport-ingest preflight", Level.ALARM))
-        elif missing := [each.full_name for each in tables if each.full_name in server.missing]:
-            listed = ", ".join(missing)
-            lacks = f"Publication {name} lacks {listed}."
-            found.append(SlotWarning(lacks, "omnisupport-ingest preflight", Level.ALARM))
-        else:
-            with closing(connect(dsn)) as connection:
-                unsent = list(published_findings(connection, store, name, tables))
-            found += [SlotWarning(each.problem, each.fix, Level.ALARM) for each in unsent]
-    return found
-
-
-def _new_table_warnings(
-    dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
-) -> Iterator[SlotWarning]:
-    """Yield why ``new`` tables, whose contracts the running capture has not read, are not captured."""
-    requested = {each.table for each in SnapshotRequests(store.folder).read()}
-    waiting = [each for each in new if each.name in requested]
-    unrequested = [each.name for each in new if each.name not in requested]
-    for table in [each for each in new if each.name in unrequested]:
-        wrong = _reasons_left_out(dsn, settings, store, table)
-        if wrong:
-            unrequested.remove(table.name)
-        yield from wrong
-    if unrequested:
-        yield SlotWarning(
-            f"The running capture has not read the contract of {', '.join(unrequested)}, which is newer.",
-            f"Let it read the contract: omnisupport-ingest source snapshot {' '.join(unrequested)}",
+            ahead = self._clock_difference()
+            slot = slot_facts(self._connection, slot_name)
+            publication = read_publication(self._connection, self._settings.publication)
+        wal_end = Lsn.parse(end)
+        limits = WalLimits(limit * _MEGABYTE if limit >= 0 else None, disk_free)
+        rate = wal_rate(_wal_mark_an_hour_ago(self._store, ahead), WalMark(wal_end, datetime.now(UTC)))
+        covered = {*publication.tables, *publication.roots} if publication is not None else None
+        return ServerState(
+            version,
+            database,
+            role,
+            wal_end,
+            slot,
+            limits,
+            forecast(slot, limits, rate) if slot is not None else None,
+            ahead,
+            covered is not None,
+            tuple(
+                each.full_name for each in tables if covered is not None and each.table_name not in covered
+            ),
         )
-    if waiting:
-        with closing(connect(dsn)) as connection:
-            for table in waiting:
-                for each in blocking(added_table_findings(connection, store, settings, [table])):
+
+    def _clock_difference(self) -> timedelta:
+        """Return by how much the server's clock is ahead of ours at least; zero if the two may agree."""
+        before = datetime.now(UTC)
+        (answer,) = one_row(self._connection, "SELECT clock_timestamp()")
+        clock: datetime = answer
+        return clock - min(max(before, clock), datetime.now(UTC))
+
+    def slot_warnings(self, server: ServerState, how_to_start: str) -> Iterable[SlotWarning]:
+        """Return the warnings about the WAL that the slot keeps; none if there is no slot."""
+        if server.slot is None or server.forecast is None:
+            return ()
+        much = Thresholds(self._settings.slot_warning_bytes, self._settings.slot_alarm_bytes)
+        return warnings(server.slot, server.limits, server.forecast, how_to_start, much)
+
+    def publication_warnings(
+        self, server: ServerState, followed: Sequence[TableContract]
+    ) -> Sequence[SlotWarning]:
+        """Return what the publication does not send of the ``followed`` tables; nothing before the first
+        start of capture."""
+        if server.slot is None:
+            return ()
+        name = self._settings.publication
+        if not server.publication_found:
+            problem = f"Publication {name} is not on the server."
+            return (SlotWarning(problem, "omnisupport-ingest preflight", Level.ALARM),)
+        if missing := [each.full_name for each in followed if each.full_name in server.missing]:
+            problem = f"Publication {name} lacks {', '.join(missing)}."
+            return (SlotWarning(problem, "omnisupport-ingest preflight", Level.ALARM),)
+        return _alarms(published_findings(self._connection, self._store, name, followed))
+
+    def new_tables(self, new: Sequence[TableContract]) -> Iterator[SlotWarning]:
+        """Yield why ``new`` tables, whose contracts the running capture has not read, are not captured."""
+        requested = {each.table for each in SnapshotRequests(self._store.folder).read()}
+        unrequested = []
+        for table in new:
+            if table.name in requested:
+                for each in self._blocking(table):
                     yield SlotWarning(f"{table.name} is not captured yet. {each.problem}", each.fix)
+            elif wrong := list(self.left_out([table])):
+                yield from wrong
+            else:
+                unrequested.append(table.name)
+        if unrequested:
+            yield SlotWarning(
+                f"The running capture has not read the contract of {', '.join(unrequested)}, which is newer.",
+                f"Let it read the contract: omnisupport-ingest source snapshot {' '.join(unrequested)}",
+            )
+
+    def left_out(self, new: Sequence[TableContract]) -> Iterator[SlotWarning]:
+        """Yield why a start of capture would leave out tables that were never captured."""
+        for table in new:
+            for each in self._blocking(table):
+                yield SlotWarning(f"{table.name} is not captured. {each.problem}", each.fix)
+
+    def _blocking(self, table: TableContract) -> Sequence[Finding]:
+        return blocking(added_table_findings(self._connection, self._store, self._settings, [table]))
 
 
-def _reasons_left_out(
-    dsn: str, settings: Settings, store: LandingStore, table: TableContract
-) -> list[SlotWarning]:
-    """Return why a start would leave out ``table``, which was never captured; empty if it would not."""
-    with closing(connect(dsn)) as connection:
-        wrong = blocking(added_table_findings(connection, store, settings, [table]))
-    return [SlotWarning(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
+def _alarms(findings: Iterable[Finding]) -> list[SlotWarning]:
+    return [SlotWarning(each.problem, each.fix, Level.ALARM) for each in findings]
 
 
 def _disk_free(settings: Settings, home: Home) -> int | None:

@@ -16,14 +16,15 @@ from typing import Any
 
 from omnisupport_ingest.contracts.at_rest import ENCRYPTED
 from omnisupport_ingest.contracts.learned import raised
+from omnisupport_ingest.contracts.model import BLOCK
 from omnisupport_ingest.contracts.pg_types import Fit, Kind, PgType, fit
 from omnisupport_ingest.contracts.pii_policies import DROP, KEEP, takes
 from omnisupport_ingest.contracts.pii_scan import with_notes
-from omnisupport_ingest.landing.schema_changes import SchemaChange
+from omnisupport_ingest.landing.schema_changes import SchemaChange, keeps_values
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
 from omnisupport_ingest.sources.postgres.catalog.next_quality import NextQuality, TakenOut
-from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, renamed_from
 
 ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
 _WORST = (ADDITIVE, WIDENING, BREAKING)
@@ -74,12 +75,26 @@ def next_contract(
     the table again; None if there is none.
     """
     draft = _Draft(deepcopy(document), schema, again)
+    given = document["x-cdc"].get("pii", {})
+    renamed = renamed_from(given, changes)
     draft.follow_names(changes)
+    draft.keep_covered(given, renamed)
     draft.drop()
+    renamed_values = {each.column for each in changes if each.kind == "enum_values_changed"}
     for name in list(draft.properties):
-        draft.follow(name)
+        draft.follow(name, renamed_values)
+    for change in changes:
+        if change.kind == "column_added_again" and change.column in draft.properties:
+            # What older rows had in it was said of the column that is gone.
+            draft.properties[change.column].pop("default", None)
     recorded = {each.column for each in changes if each.kind in ("column_added", "column_added_again")}
+    # Renamed columns whose former name another column has now.
+    named = document["properties"].keys() - {*document["x-cdc"]["key"]}
+    recorded |= {each.after for each in changes if each.kind == "column_renamed" and each.before in named}
     draft.add(None if every else recorded)
+    draft.keep_covered(given, renamed)
+    if again is None and draft.policy.get("evolution") == BLOCK:
+        draft.let_vary(document["properties"], changes)
     draft.add_undecided(changes)
     draft.judge_rules()
     # Only for new columns: a person has decided about the others.
@@ -137,6 +152,8 @@ class _Draft:
             self.document["properties"] = {
                 names.get(each, each): line for each, line in self.properties.items()
             }
+            # Rows from before the change carried a value, under the former name.
+            self.properties[new].pop("default", None)
             self.document["required"] = [names.get(each, each) for each in self.document["required"]]
             if old in self.policy.get("pii", {}):
                 pii = self.policy["pii"]
@@ -214,8 +231,11 @@ class _Draft:
         for each in found:
             self._step(BREAKING, each.at, each.what, each.why)
 
-    def follow(self, name: str) -> None:
-        """Make the column accept all values that the source may send."""
+    def follow(self, name: str, renamed_values: Collection[str | None]) -> None:
+        """Make the column accept all values that the source may send.
+
+        ``renamed_values``: the columns of which a listed value was renamed or removed.
+        """
         live = self._live(name)
         if live is None:
             return
@@ -230,10 +250,10 @@ class _Draft:
         unlisted = [label for label in live.labels if "enum" in line and label not in line["enum"]]
         if unlisted:
             line["enum"] = [*unlisted, *line["enum"]] if None in line["enum"] else [*line["enum"], *unlisted]
-            self._step(
-                WIDENING, f"properties.{name}.enum", f"{name} may be {', '.join(unlisted)}",
-                "rows with a value that is not listed are quarantined",
-            )  # fmt: skip
+            why = "rows with a value that is not listed are quarantined"
+            if name in renamed_values:
+                why += f"; rows that were not written since have the value of before{self._read_it}"
+            self._step(WIDENING, f"properties.{name}.enum", f"{name} may be {', '.join(unlisted)}", why)
         length = line.get("maxLength")
         # A limit below that of the type, or on a type without one, is a rule that somebody wrote.
         of_type = length is not None and declared is not None and length >= declared
@@ -265,6 +285,9 @@ class _Draft:
         if fit(before, now) is Fit.ALL or line["x-pg-type"] == live.pg_type:
             return
         was = line["x-pg-type"]
+        if not keeps_values(was, live.pg_type):
+            # A text of the former type, which the server has converted in the rows.
+            line.pop("default", None)
         body = column_document(live, name in self.policy["key"])
         for key in ("type", "x-pg-type", "items"):
             line.pop(key, None)
@@ -352,6 +375,35 @@ class _Draft:
                 ADDITIVE, f"properties.{live.name}", f"{live.name} ({live.pg_type}) is taken in", known
             )
 
+    def let_vary(self, before: Collection[str], changes: Sequence[SchemaChange]) -> None:
+        """Let rows have or lack the columns in which rows that have landed differ from the contract.
+
+        Else those would wait (``row_columns``). ``before``: the columns that the contract had. A column that
+        a person has to write into it is not among them: its rows go on waiting.
+        """
+        came = {each.column for each in changes if each.kind == "column_added"}
+        gone = {each.column for each in changes if each.kind == "column_dropped"} | {*before}
+        names = {*self.added, *(came & self.properties.keys()), *(gone - self.properties.keys())}
+        names |= {
+            each.name
+            for each in self._schema.live.columns
+            if each.name not in self.properties and (each.pg_type or each.name not in came)
+        }
+        for name in sorted(
+            {each.name for each in self._schema.live.columns} - self.properties.keys() - names
+        ):
+            self.for_a_person.append(
+                f"With {name}, write it into x-cdc.optional_columns too: rows from before are without it."
+            )
+        known = self.policy.get("optional_columns", [])
+        new = sorted(each for each in names if each is not None and each not in known)
+        if new:
+            self.policy["optional_columns"] = [*known, *new]
+            self._step(
+                ADDITIVE, "x-cdc.optional_columns", f"a row may have or lack {', '.join(new)}",
+                "rows that landed before the contract followed have other columns than those after",
+            )  # fmt: skip
+
     def set_personal(self, policies: dict[str, Any]) -> None:
         """Give new columns their policies for personal data."""
         self.policy["pii"] = self.policy.get("pii", {}) | policies
@@ -359,6 +411,30 @@ class _Draft:
             if self._encrypted and name in self.document["required"]:
                 # It becomes NULL when the key of its subject is destroyed; the source keeps its NOT NULL.
                 self._let_be_null(name)
+
+    def keep_covered(self, given: dict[str, Any], renamed: dict[str, str]) -> None:
+        """Give columns the policies that they had under the names that they have in ``renamed``.
+
+        ``given``: the policies for personal data, by those names.
+        """
+        for name, former in renamed.items():
+            live = self._live(name)
+            if live is None or name not in self.properties or name in self.policy.get("pii", {}):
+                continue
+            policy = given[former]
+            if name in self.policy["key"] or (name not in self.added and policy["policy"] == KEEP):
+                continue
+            self.set_personal({name: dict(policy)})
+            self._follow_policy(name, live)
+            self.for_a_person.append(
+                f"{name} has the policy {policy['policy']} for personal data, as it was called {former} when "
+                f"that was given one. Decide about {name}, and about {former} if the contract still has it."
+            )
+            if name not in self.added:
+                self._step(
+                    BREAKING, f"x-cdc.pii.{name}", f"{name} has the policy {policy['policy']}",
+                    f"it holds now what {former} held",
+                )  # fmt: skip
 
     def add_undecided(self, changes: Sequence[SchemaChange]) -> None:
         """Add changes that no edit of the contract covers to ``for_a_person``."""

@@ -20,9 +20,9 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.records import encode, read_note
+from omnisupport_ingest.records import decode_note, encode, read_note
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
-from omnisupport_ingest.storage import replace
+from omnisupport_ingest.storage import update
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +248,27 @@ class PartitionRecords:
         return KnownPartitions(record.partitions, record.certain, record.since, record.left)
 
     def write(self, table: str, known: KnownPartitions) -> None:
-        """Replace the record durably. The difference to the old one must have landed or be requested."""
+        """Replace the record durably. The difference to the old one must have landed or be requested.
+
+        In a bucket, the record of a capture on another machine that has checked further stays.
+        """
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
         record = _Record(table, self._epoch, partitions, known.certain, since, left)
         with failpoint("source.partitions", table):
-            replace(self._file(table), encode(record))
+            update(
+                self._file(table),
+                lambda content: None if self._is_further(content, known) else encode(record),
+            )
+
+    def _is_further(self, content: bytes | None, known: KnownPartitions) -> bool:
+        """Whether the record in ``content`` is of this epoch, and of a later check than ``known``."""
+        if content is None:
+            return False
+        try:
+            record = decode_note(_Record, content)
+        except Unreadable:
+            return False
+        return record.epoch == self._epoch and record.certain > known.certain
 
     def _file(self, table: str) -> Path:
         return self._folder / f"partitions-{table}.json"

@@ -28,20 +28,20 @@ from omnisupport_ingest.records import Document, Format, encode
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
-from omnisupport_ingest.sources.postgres.slot.continuity import REPAIR
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
+from omnisupport_ingest.sources.postgres.session.safe_watermark import (
     REMEMBER_SECONDS,
     CatalogWatermarks,
     page_end,
 )
-from omnisupport_ingest.storage import replace as replace_file
+from omnisupport_ingest.sources.postgres.slot.continuity import REPAIR
+from omnisupport_ingest.storage import update
 
 FORMAT_VERSION = 2
 """Version 2 added ``certain`` to each table."""
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedTable:
+class RecordedTable:
     """A table at the source. ``relation``: its oid. ``entries``: its entries in the publication.
 
     ``since``: the end of the WAL, read after the entries. ``certain``: the LSN up to which the last check
@@ -61,7 +61,7 @@ class Published:
 
     epoch: int
     publication: str
-    tables: dict[str, PublishedTable]
+    tables: dict[str, RecordedTable]
     format_version: int = FORMAT_VERSION
 
 
@@ -264,17 +264,40 @@ class PublishedTables:
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
             since = Lsn.parse(cursor.fetchone()[0])
         tables = {
-            names[schema, table]: PublishedTable(f"{schema}.{table}", relation, entries or "", since, certain)
+            names[schema, table]: RecordedTable(f"{schema}.{table}", relation, entries or "", since, certain)
             for schema, table, relation, entries in rows
         }
         return Published(self._epoch, publication, tables)
 
     def _write(self, record: Published) -> None:
+        def merged(content: bytes | None) -> bytes:
+            nonlocal record
+            if content is not None:
+                record = _merged(decode(_FORMAT, content, self._path), record)
+            return encode(record)
+
         if record != self._durable:
             with failpoint("source.published"):
-                replace_file(self._path, encode(record))
+                update(self._path, merged)
             self._durable, self._written = record, time.monotonic()
         self._record = record
+
+
+def _merged(stored: Published, record: Published) -> Published:
+    """Return ``record`` with what a capture on another machine has recorded later: other tables, and tables
+    as it found or accepted them after this one."""
+    if stored.publication != record.publication:
+        return record
+
+    def age(table: RecordedTable) -> tuple[Lsn, Lsn]:
+        return table.since, table.certain or Lsn(0)
+
+    later = {
+        name: table
+        for name, table in stored.tables.items()
+        if name not in record.tables or age(table) > age(record.tables[name])
+    }
+    return replace(record, tables=record.tables | later)
 
 
 def recorded_tables(folder: Path, epoch: int) -> set[str]:
@@ -347,7 +370,7 @@ def _record_nothing(changed: Mapping[str, str]) -> None:
     pass
 
 
-def _difference(before: PublishedTable, now: PublishedTable | None) -> str | None:
+def _difference(before: RecordedTable, now: RecordedTable | None) -> str | None:
     if now is None:
         return "is gone"
     if now.relation != before.relation:

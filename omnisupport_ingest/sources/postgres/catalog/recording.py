@@ -9,11 +9,15 @@ name, personal data, NOT NULL, an unknown type) is only reported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from omnisupport_ingest.contracts.columns import read_columns
 from omnisupport_ingest.contracts.learned import LearnedColumns
-from omnisupport_ingest.contracts.model import ADDITIVE, Column, TableContract
+from omnisupport_ingest.contracts.model import ADDITIVE, Column, ContractError, TableContract
 from omnisupport_ingest.contracts.pii_scan import scan
 from omnisupport_ingest.foreign import on_one_line
 from omnisupport_ingest.landing.schema_changes import (
@@ -78,17 +82,15 @@ def in_words(change: SchemaChange) -> str:
 class LiveSchema:
     """A table as it is now: its definition (``live``), and the form in which it is recorded (``seen``)."""
 
-    def __init__(self, live: LiveTable, seen: SeenTable, *, tells_defaults: bool = True) -> None:
-        """``tells_defaults``: ``seen`` says which value rows have in a column that was added after them."""
-        self.live, self.seen, self._tells_defaults = live, seen, tells_defaults
+    def __init__(self, live: LiveTable, seen: SeenTable) -> None:
+        self.live, self.seen = live, seen
 
     def line(self, column: str) -> dict[str, Any]:
-        """Return the contract's entry for ``column``; its default is the value in older rows, if known."""
+        """Return the contract's entry for ``column``; its default is the value in older rows, if proven."""
         live, seen = self.live.column(column), self.column(column)
         assert live is not None and seen is not None, "a column of this table"
         line = column_document(live, in_key=False)
-        known = seen.before is not None or (seen.default is None and not live.not_null)
-        if known and self._tells_defaults:
+        if seen.before_known and (seen.before is not None or not live.not_null):
             line["default"] = seen.before
         return line
 
@@ -99,8 +101,8 @@ class LiveSchema:
 def why_not_by_itself(schema: LiveSchema, name: str) -> str | None:
     """Return why an additive contract does not add the new column ``name`` automatically; None if it does."""
     live = schema.live.column(name)
-    if live is None:
-        return "it is not there any more"
+    if live is None or schema.column(name) is None:
+        return "it is not there any more, or the publication leaves it out"
     if not live.pg_type:
         return "nothing tells its type"
     for each in left_out_columns(schema.live):
@@ -123,6 +125,42 @@ def personal_columns_gone(contract: TableContract, schema: LiveSchema) -> tuple[
         for each in contract.source_columns
         if each.personal and schema.live.column(each.name) is None
     )
+
+
+def renamed_from(names: Collection[str], changes: Iterable[SchemaChange]) -> dict[str, str]:
+    """Return the columns that have got another name than one of ``names``, each with that name of its own.
+
+    ``names``: those of a contract, which are left out: somebody has decided about them. ``changes``: of its
+    table, in the order in which they were seen.
+    """
+    now: dict[str, str] = {}
+    for _, look in groupby(changes, key=lambda each: each.noticed_at):
+        gone, moved = set(), {}
+        for change in look:
+            if change.kind == "column_renamed" and change.before is not None and change.after is not None:
+                gone.add(change.before)
+                if (origin := now.get(change.before, change.before)) in names:
+                    moved[change.after] = origin
+            elif change.kind in ("column_dropped", "column_added_again") and change.column is not None:
+                gone.add(change.column)
+        now = {name: origin for name, origin in now.items() if name not in gone} | moved
+    return {name: origin for name, origin in now.items() if name not in names}
+
+
+def shown_under_another_name(contract: TableContract, changes: Iterable[SchemaChange]) -> dict[str, str]:
+    """Return the columns of the contract without a policy that hold a personal column's values now.
+
+    Each with the former name of that column: policies go by name. ``changes``: of the table.
+    """
+    columns = {each.name: each for each in contract.source_columns}
+    decided = {each.name for each in columns.values() if each.personal or each.pii_note}
+    if not any(each.personal for each in columns.values()):
+        return {}
+    return {
+        name: former
+        for name, former in renamed_from(decided, changes).items()
+        if name in columns and columns[former].personal
+    }
 
 
 def _new_columns(changes: Iterable[SchemaChange]) -> dict[str, set[str]]:
@@ -167,6 +205,18 @@ def learn(
             for column in sorted(new)
             if why_not_by_itself(live[name], column) is None
         }
-        if lines:
+        if lines := {column: each for column, line in lines.items() if (each := _readable(column, line))}:
             learned.learn(name, lines)
             _log.warning("the contract %s has learned %s", name, ", ".join(lines))
+
+
+def _readable(column: str, line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return ``line``, if need be without its default, such that a contract with it can be loaded.
+
+    None if it cannot: a contract that learned it would keep all contracts from being loaded.
+    """
+    for each in (line, {keyword: value for keyword, value in line.items() if keyword != "default"}):
+        with suppress(ContractError):
+            read_columns(Path(), {"properties": {column: each}, "required": [], "x-cdc": {"key": []}})
+            return each
+    return None

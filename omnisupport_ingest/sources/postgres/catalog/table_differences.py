@@ -61,8 +61,11 @@ def _of_columns(before: SeenTable, now: SeenTable) -> Iterator[Difference]:
             yield Difference("column_added_again", name, gone[name].pg_type, described(column))
         else:
             yield Difference("column_added", name, None, described(column))
+    converted = converted_columns(before, now)
     for number in sorted(old.keys() & new.keys()):
         yield from _of_column(old[number], new[number])
+        if number in converted:
+            yield Difference("column_converted", new[number].name, None, None)
 
 
 def _of_column(before: SeenColumn, now: SeenColumn) -> Iterator[Difference]:
@@ -89,6 +92,42 @@ def described(column: SeenColumn) -> str:
     """Return the column's definition as in ALTER TABLE … ADD COLUMN, without its name."""
     default = f" DEFAULT {column.default}" if column.default is not None else ""
     return f"{column.pg_type}{default}{' NOT NULL' if column.not_null else ''}"
+
+
+_FREE = re.compile(
+    r"(text|character varying|bit varying|numeric|time(?:stamp)?)(?:\((\d+)(?:,(-?\d+))?\))?"
+    r"( with(?:out)? time zone)?"
+)
+"""Types whose limit PostgreSQL takes away or raises without writing rows anew."""
+
+
+def converted_columns(before: SeenTable, now: SeenTable) -> frozenset[int]:
+    """Return the numbers of the columns whose values a ``USING`` expression seems to have converted.
+
+    Their types need no new files of the table, but it has new ones, and no other difference explains them.
+    (``VACUUM FULL`` between the same two looks does, and is not seen.)
+    """
+    if before.relation != now.relation or None in (before.storage, now.storage):
+        return frozenset()
+    types = {each.number: each.pg_type for each in before.columns}
+    filled = any(each.number not in types and (each.default or each.not_null) for each in now.columns)
+    retyped = [each for each in now.columns if types.get(each.number, each.pg_type) != each.pg_type]
+    kept = all(_keeps_files(types[each.number], each.pg_type) for each in retyped)
+    shown = before.storage != now.storage and kept and not filled
+    return frozenset(each.number for each in retyped) if shown else frozenset()
+
+
+def _keeps_files(before: str, now: str) -> bool:
+    was, after = _FREE.fullmatch(before), _FREE.fullmatch(now)
+    if was is None or after is None or (_family(was), was[4]) != (_family(after), after[4]):
+        return False
+    if after[2] is None:
+        return True
+    return was[2] is not None and int(was[2]) <= int(after[2]) and was[3] == after[3]
+
+
+def _family(of: re.Match[str]) -> str:
+    return "text" if of[1] == "character varying" else of[1]
 
 
 _LENGTH = re.compile(r"\((\d+)\)")

@@ -16,14 +16,15 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.databases import Database, databases
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import Contracts, TableContract
-from omnisupport_ingest.contracts.sources import SourceDefinition, load_sources, sources_folder
+from omnisupport_ingest.contracts.sources import SourceDefinition, load_sources, log_settings, sources_folder
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.landing.epochs import EpochFacts
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import drop_statement, read_publication
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.postgres.session.server import server_facts
+from omnisupport_ingest.sources.postgres.session.server import ServerFacts, server_facts
 
 
 def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
@@ -77,8 +78,11 @@ def _database(settings: Settings) -> tuple[Database | None, Contracts]:
 
 
 def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Finding]:
-    """Yield a finding for each source that captures another database than the one at ``dsn``."""
-    here = None
+    """Yield a finding for each source that captures another database than the one at ``dsn``.
+
+    What another source has landed may be of a server that both have left since: then its definition counts.
+    """
+    here: _Place | None = None
     for other in database.others(settings.source):
         try:
             epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
@@ -87,16 +91,36 @@ def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Fin
             continue
         if epoch is None or epoch.facts is None:
             continue
-        here = here or server_facts(dsn)
-        there = epoch.facts
-        if (here.system_identifier, here.database) != (there.system_identifier, there.database):
+        here = here or _place(server_facts(dsn))
+        there: _Place | None = _place(epoch.facts)
+        if there != here and not other.embedded:
+            there = _now_at(settings, other)
+        if there is not None and there != here:
             yield Finding(
                 "divided",
                 f"{settings.source} and {other.name} are said to share database {database.name}, but the "
-                f"first reads {here.database} of server {here.system_identifier}, and the second reads "
-                f"{there.database} of server {there.system_identifier}.",
+                f"first reads {here[1]} of server {here[0]}, and the second reads {there[1]} of server "
+                f"{there[0]}.",
                 "Correct the connection of one of them, or take `database` out of its definition.",
             )
+
+
+_Place = tuple[str, str]
+"""System identifier of a server, and the name of a database."""
+
+
+def _place(facts: ServerFacts | EpochFacts) -> _Place:
+    return facts.system_identifier, facts.database
+
+
+def _now_at(settings: Settings, other: SourceDefinition) -> _Place | None:
+    """Return where the definition of ``other`` leads now; None if that server does not answer: when that
+    source starts, it reports this itself."""
+    try:
+        dsn = log_settings(settings, other).source_dsn
+        return _place(server_facts(dsn.get_secret_value())) if dsn is not None else None
+    except IngestError:
+        return None
 
 
 def _published_by_both(

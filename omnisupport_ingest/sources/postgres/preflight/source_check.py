@@ -129,11 +129,11 @@ def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract,
     """Return the contracts of ``source``. Raises ``IngestError`` if there are none."""
     tables = contracts.of_source(source)
     if not tables:
+        known = ", ".join(contracts.sources()) or "none"
         raise IngestError(
             f"No contract names the source {source!r}.",
-            fix="Make them (omnisupport-ingest contracts new --all; `status` says where the home has its "
-            "contracts), or set OMNISUPPORT_SOURCE to a source that has some: "
-            + (", ".join(contracts.sources()) or "there are none"),
+            fix=f"Make them: omnisupport-ingest contracts new --all --source {source} (`status` says where "
+            f"the home has its contracts). Sources that have some: {known}.",
         )
     return tables
 

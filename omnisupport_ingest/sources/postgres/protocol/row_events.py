@@ -166,12 +166,13 @@ class RowSchema:
                 f"REPLICA IDENTITY USING INDEX …), or change the key in the contract. {_THEN}",
                 table=self.name,
             )
-        full_without_contract = relation.replica_identity == "f" and contract_key is None
         names = contract_key
         if names is None:
-            names = () if full_without_contract else identity_names
+            # The stream has the columns of a replica identity in the order of the table. A contract that
+            # comes later may have another order, by which these values would be the keys of other rows.
+            names = identity_names if relation.replica_identity != "f" and len(identity_names) == 1 else ()
         self.key_names = names
-        """The columns of the key: the contract's, else those of the replica identity; may be none."""
+        """The columns of the key: the contract's, else the one of the replica identity; may be none."""
         self.key_indexes = [self.names.index(name) for name in names]
         self._contracted = contract_key is not None
 

@@ -6,6 +6,7 @@ unknown text gets a general fix.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class _Known:
 _KNOWN = (
     _Known(
         ("password authentication failed", "no password supplied"),
-        f"Correct user or password in {_DSN}. To set the password on the server, in psql: "
-        "\\password {user}",
+        f"Correct the user in {_DSN}, and the password there or in ~/.pgpass (mode 0600, a line "
+        "HOST:PORT:*:USER:PASSWORD). To set the password on the server, in psql: \\password {user}",
     ),
     _Known(
         ("unsupported startup parameter", "no such database", "server login has been failing"),
@@ -120,8 +121,7 @@ def connection_error(
     ``parameters``: the parts of the connection string. The result is ``SourceRefused`` if a person must
     change something, ``SourceUnavailable`` if the failure may pass by itself. It never contains a password.
     """
-    message = str(error)
-    kind, fix = _known(message, parameters, label)
+    kind, fix = _known(str(error), _with_variables(parameters), label)
     problem = f"Cannot connect to {destination(parameters, label.name)}: {first_line(error)}."
     return kind(problem, fix=fix.replace(_DSN, label.setting))
 
@@ -139,10 +139,25 @@ def _known(
 
 
 def destination(parameters: Mapping[str, str], server: str = SOURCE.name) -> str:
-    """Return host, port, database and user of a connection string as a phrase for messages."""
-    host = parameters.get("host") or parameters.get("hostaddr") or "the default host"
-    port, database = parameters.get("port", "5432"), parameters.get("dbname", "the default")
-    return f"{server} at {host}, port {port}, database {database}, user {parameters.get('user', 'default')}"
+    """Return host, port, database and user of a connection string as a phrase for messages.
+
+    What the string leaves out is named as libpq fills it in: from the service, else from its variables.
+    """
+    service = parameters.get("service") or os.environ.get("PGSERVICE")
+    known = _with_variables(parameters)
+    other = "default" if service is None else f"of the service {service}"
+    host = known.get("host") or known.get("hostaddr") or f"the host {other}"
+    port = known.get("port") or ("5432" if service is None else other)
+    database, user = known.get("dbname", other), known.get("user", other)
+    return f"{server} at {host}, port {port}, database {database}, user {user}"
+
+
+def _with_variables(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return ``parameters`` with what libpq takes from its variables; a service would come before these."""
+    if "service" in parameters or os.environ.get("PGSERVICE"):
+        return dict(parameters)
+    names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER"}
+    return {name: os.environ[each] for name, each in names.items() if os.environ.get(each)} | {**parameters}
 
 
 def first_line(error: Exception) -> str:

@@ -90,7 +90,7 @@ class SlotInUse(IngestError):
 class CaptureRunning(IngestError):
     """Another process reads this source into this home already, or has not stopped yet.
 
-    Fix: Leave it running, or stop it before you start another.
+    Fix: Leave it running; or stop it, and run the command again.
     """
 
     exit_code = 6

@@ -15,7 +15,7 @@ def take_lease(run_folder: Path, source: str) -> NamedLock:
     except LockTaken as taken:
         raise CaptureRunning(
             f"Source {source} is being captured into this home already by {taken.holder}.",
-            fix="Leave that process running, or stop it before you start another.",
+            fix="Leave that process running; or stop it, and run this command again.",
         ) from None
 
 

@@ -153,6 +153,10 @@ def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
     )
 
 
+SLOT_WAIT_SECONDS = 10.0
+"""Seconds that a start waits for the server to notice that the slot's last reader has died."""
+
+
 def wait_until_free(connection: Connection, name: str, seconds: float) -> None:
     """Wait until no process reads from the slot ``name``. Raises ``SlotInUse`` after ``seconds``.
 

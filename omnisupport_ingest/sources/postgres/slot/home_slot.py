@@ -21,6 +21,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.slot.continuity import LandedChain, LandedTransaction
+from omnisupport_ingest.storage import storage_of
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +86,17 @@ def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
         return ExpectedSlot(epoch.facts.slot, Presence.EITHER)
     ours = SlotIntent(store.folder).covers(configured)
     return ExpectedSlot(configured, Presence.EITHER if ours else Presence.FREE)
+
+
+def may_have_slot(landing: Path, source: str) -> bool:
+    """Return whether this home has made a slot for the log ``source``, or was about to. Makes no folder.
+
+    ``landing``: the folder of the home that has the landing of every source.
+    """
+    folder = landing / source
+    if not folder.is_dir() and not any(True for _ in storage_of(folder).listed(folder)):
+        return False
+    return SlotIntent(folder).exists or LandingStore(landing, source).current_epoch() is not None
 
 
 def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:

@@ -73,6 +73,11 @@ class SlotWarning:
     fix: str
     level: Level = Level.WARNING
 
+    @property
+    def kind(self) -> str:
+        """The problem without its digits: with other numbers it is the same problem."""
+        return "".join(letter for letter in self.problem if not letter.isdigit())
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:

@@ -41,6 +41,13 @@ from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, 
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, TableUnreadable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
+from omnisupport_ingest.sources.postgres.session.safe_watermark import (
+    Mark,
+    SafeWatermarks,
+    read_high,
+    read_mark,
+    read_visibility,
+)
 from omnisupport_ingest.sources.postgres.session.server import listed, open_transactions
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum, write_text_rows
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
@@ -50,13 +57,6 @@ from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
     source_of_rows,
     where,
     where_key,
-)
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
-    Mark,
-    SafeWatermarks,
-    read_high,
-    read_mark,
-    read_visibility,
 )
 from omnisupport_ingest.windows import WindowGrid
 
@@ -251,6 +251,17 @@ class UnlandedRead:
     relation: RelationVersion
 
 
+@dataclass(frozen=True, slots=True)
+class StreamMoment:
+    """An LSN of the past at which rows are read again, and a time at which the server had not passed it yet.
+
+    The clock of the read itself is later than that of transactions that committed above ``lsn`` meanwhile.
+    """
+
+    lsn: Lsn
+    clock: datetime
+
+
 class ChunkReader:
     """Reads chunks on one connection, one after the other."""
 
@@ -305,8 +316,8 @@ class ChunkReader:
         finally:
             self._end()
 
-    def read_keys(self, chunk: PlannedChunk, keys: Collection[str], at: Lsn) -> Manifest:
-        """Land the rows with ``keys`` (JSON arrays) again, at position ``at``, when that position is safe."""
+    def read_keys(self, chunk: PlannedChunk, keys: Collection[str], at: StreamMoment) -> Manifest:
+        """Land the rows with ``keys`` (JSON arrays) again, at ``at``, when that LSN is safe."""
         return self._land(chunk, where_key(chunk.table, self._types(chunk.table), keys), at=at)
 
     def read_more(self, chunk: PlannedChunk, condition: str) -> Manifest:
@@ -321,27 +332,26 @@ class ChunkReader:
         type_of = dict(zip(relation.columns, relation.types, strict=True))
         return tuple(type_of[name] for name in table.key)
 
-    def _land(self, chunk: PlannedChunk, condition: str, *, at: Lsn | None = None) -> Manifest:
+    def _land(self, chunk: PlannedChunk, condition: str, *, at: StreamMoment | None = None) -> Manifest:
         table, plan = chunk.table, chunk.plan
-        mark = self._begin(table, plan, at)
-        low = mark.lsn if at is None else at
+        mark = self._begin(table, plan, None if at is None else at.lsn)
+        low, clock = (mark.lsn, mark.clock) if at is None else (at.lsn, at.clock)
         context = self._context
         try:
             if chunk.bounds != (None, None):
                 self._require_storage(table, plan)
-            high = self._high()
+            span = chunk.span(low, self._high(), clock, scope=plan.scope)
             relation = self._relation(table)
             about = SnapshotChunk(
                 table,
                 relation.columns,
-                f"{plan.snapshot_id}-{table.name}-{chunk.number:06d}",
+                span.id,
                 plan.epoch,
                 low,
-                mark.clock,
+                clock,
             )
             with BatchWriter(context.store, context.grid, plan.epoch, chunk.batch_id) as writer:
                 self._copy(table, relation, condition, SnapshotRows(about, writer, context.ordinals.take))
-                span = chunk.span(low, high, mark.clock, scope=plan.scope)
                 return writer.seal(chunk=span, relations=(relation.version(table),))
         finally:
             self._end()

@@ -7,7 +7,7 @@ row is sent for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.pg_types import ARRAYS
+from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
 from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
 from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
@@ -70,7 +70,7 @@ def write_text_rows(
 def _expressions(contract: TableContract) -> list[tuple[str, str]]:
     expressions = [(column.name, _text_of(identifier(column.name))) for column in contract.source_columns]
     expressions += [
-        (f"{JSON_PREFIX}{column.name}", f"to_json({identifier(column.name)})::text")
+        (f"{JSON_PREFIX}{column.name}", _array_as_json(column))
         for column in contract.source_columns
         if column.type.kind in ARRAYS
     ]
@@ -83,6 +83,18 @@ def _text_of(column: str) -> str:
     return f"CASE WHEN {column}::text IS NOT NULL THEN concat({column}) END"
 
 
+def _array_as_json(column: Column) -> str:
+    """Return SQL for an array as JSON, with the elements that the lake has."""
+    name = identifier(column.name)
+    whole = f"to_json({name})::text"
+    if column.type.kind is not Kind.TEXT_ARRAY:
+        return whole
+    # The lake has such elements as their texts. Those of other types are texts in JSON, too; a cast would cut
+    # the padding of char(n).
+    of_json = f"pg_typeof({name}) IN ('json[]', 'jsonb[]', 'smallint[]', 'integer[]', 'bigint[]')"
+    return f"CASE WHEN {of_json} THEN to_json({name}::text[])::text ELSE {whole} END"
+
+
 def server_checksum(connection: Connection, contract: TableContract, rows: str) -> RowChecksum:
     """Return the checksum of the contract's columns of ``rows`` (the SQL that follows FROM).
 
@@ -92,7 +104,7 @@ def server_checksum(connection: Connection, contract: TableContract, rows: str) 
         cursor.execute(
             f"SELECT count(*), coalesce(sum({row_number(1)}), 0)::text,"
             f" coalesce(sum({row_number(2)}), 0)::text FROM"
-            f" ({hashed(connection, contract.columns, rows)}) AS hashed"
+            f" ({hashed(connection, contract.columns, rows, {})}) AS hashed"
         )
         count, first, second = cursor.fetchone()
     return RowChecksum(count, int(first), int(second))
@@ -102,15 +114,20 @@ _PAIRS_AT_ONCE = 48
 """Pairs in one ``concat``, which takes at most 100 arguments."""
 
 
-def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept: str) -> str:
+def hashed(
+    connection: Connection, columns: Sequence[Column], rows: str, texts: Mapping[str, str], **kept: str
+) -> str:
     """Return SQL for the SHA-256 of each of ``rows`` (see ``row_checksum``), as hexadecimal ``digest``.
 
-    ``kept``: further columns by name, each with its SQL. In the SQL, OFFSET 0 keeps the planner from
-    converting a value to text again wherever it is used.
+    ``texts``: by column, the SQL of its text, where that is not the text of its own type. ``kept``: further
+    columns by name, each with its SQL. In the SQL, OFFSET 0 keeps the planner from converting a value to text
+    again wherever it is used.
     """
-    texts = [*(f"{sql} AS {name}" for name, sql in kept.items())]
-    texts += [f"{_shown(column)} AS c{number}" for number, column in enumerate(columns)]
-    inner = f"SELECT {', '.join(texts)} FROM {rows} OFFSET 0"
+    shown = [*(f"{sql} AS {name}" for name, sql in kept.items())]
+    shown += [
+        f"{_shown(column, texts.get(column.name))} AS c{number}" for number, column in enumerate(columns)
+    ]
+    inner = f"SELECT {', '.join(shown)} FROM {rows} OFFSET 0"
     utf8 = connection.get_parameter_status("server_encoding") == "UTF8"
     pairs = []
     for number in range(len(columns)):
@@ -125,15 +142,15 @@ def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept:
     return f"SELECT {', '.join([*kept, digest])} FROM ({inner}) AS texts OFFSET 0"
 
 
-def _shown(column: Column) -> str:
+def _shown(column: Column, text: str | None) -> str:
     name = identifier(column.name)
     # concat uses the type's output function, as the stream does. num_nulls, because a row value of NULLs
     # passes for NULL by IS NULL.
-    text = f"concat({name})"
+    text = text or f"concat({name})"
     if column.type.kind in ARRAYS:
         # The lake stores arrays of several dimensions, or with other lower bounds, as exact text.
         plain = f"coalesce(array_ndims({name}) = 1 AND array_lower({name}, 1) = 1, true)"
-        text = f"CASE WHEN {plain} THEN to_json({name})::text ELSE {text} END"
+        text = f"CASE WHEN {plain} THEN {_array_as_json(column)} ELSE {text} END"
     return f"CASE WHEN num_nulls({name}) = 0 THEN {text} END"
 
 

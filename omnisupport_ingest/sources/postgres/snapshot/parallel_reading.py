@@ -32,6 +32,7 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     PlannedChunk,
     ReadContext,
     Stopped,
+    StreamMoment,
 )
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
@@ -243,7 +244,9 @@ class KeyChangeReading:
             return None
         with closing(self._of.connect()) as connection:
             reader = ChunkReader(connection, context(), stop)
-            batch = reader.read_keys(PlannedChunk(table, plan, plan.chunks + len(again)), keys, high)
+            # Every chunk took its clock before its ``high``.
+            at = StreamMoment(high, max(chunk.clock for chunk in chunks))
+            batch = reader.read_keys(PlannedChunk(table, plan, plan.chunks + len(again)), keys, at)
         self._of.landed(batch)
         return None if batch.chunk is None else batch.chunk.high
 

@@ -30,6 +30,11 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
 )
 from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.safe_watermark import (
+    REMEMBER_SECONDS,
+    CatalogWatermarks,
+    read_high,
+)
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
     PlannedChunk,
@@ -38,11 +43,6 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
 )
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import source_of_rows
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
-    REMEMBER_SECONDS,
-    CatalogWatermarks,
-    read_high,
-)
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _log = logging.getLogger(__name__)

@@ -41,6 +41,7 @@ from omnisupport_ingest.sources.postgres.catalog.relations import (
     readable,
 )
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.sources.postgres.session.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
@@ -62,7 +63,6 @@ from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
 from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import KeyChangeReading, ParallelReading
 from omnisupport_ingest.sources.postgres.snapshot.partition_watch import PartitionWatch
 from omnisupport_ingest.sources.postgres.snapshot.requests import DueSnapshots, SnapshotRequests, Wanted
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import SafeWatermarks, read_mark
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _log = logging.getLogger(__name__)
@@ -140,6 +140,8 @@ class Snapshots:
         with closing(self._of.connect()) as connection:
             # If the row filter changed, rows that it now leaves out would never be ended.
             self._of.published.require_same(connection)
+            # What has changed by now is answered by the comparison, which reads every row.
+            self._of.schemas.look(connection)
             plan = self._planned(connection, wanted, context.ordinals, stop, compared=True)
             if plan is None:
                 return None
@@ -150,6 +152,9 @@ class Snapshots:
                 return None
         end = self._store.read(plan.boundary_id).chunk
         assert end is not None
+        # Of a change since the epoch began nobody has decided, where the contract wants a decision.
+        if not self._of.schemas.blocked([table]):
+            self._of.schemas.accept({table.name})
         self._flush(end.high)
         return recovered
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import FLOATS, Fit, Kind, PgType, fit
 from omnisupport_ingest.contracts.row_checksum import (
     Key,
     KeySpan,
@@ -30,11 +31,10 @@ from omnisupport_ingest.contracts.row_checksum import (
     as_compared,
     by_number,
     checked_columns,
-    living_alone,
 )
 from omnisupport_ingest.key_range import INTEGER, TEXT, UUID
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
+from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
@@ -75,7 +75,7 @@ class SourceAt:
             column = f"{identifier(first)}::bigint"
         cast = "bigint" if by_number(contract) else "uuid" if kind == UUID else "text"
         rows = source_of_rows(contract.table_name, relation)
-        return SourceRanges(self.connection, contract, rows, column, cast)
+        return SourceRanges(self.connection, contract, rows, column, cast, _texts(contract, relation))
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -125,16 +125,44 @@ def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]
             connection.close()
 
 
+def _texts(contract: TableContract, relation: CatalogRelation) -> dict[str, str]:
+    """Return SQL for the text of columns that the lake writes in another type than the source's."""
+    texts, types = dict[str, str](), dict(zip(relation.columns, relation.types, strict=True))
+    for column in checked_columns(contract):
+        # A column that is not there is an error of the query.
+        of_lake, of_source = column.type, PgType.parse(types.get(column.name, column.pg_type))
+        if of_lake == of_source:
+            continue
+        name, fits = identifier(column.name), fit(of_lake, of_source)
+        if of_lake.kind is Kind.DECIMAL and fits is Fit.ALL:
+            texts[column.name] = _as_decimal(name, of_lake)
+        elif of_lake.kind is Kind.DECIMAL and fits is Fit.EXACT_TEXT and of_source.kind not in FLOATS:
+            # A value that does not fit is kept as its exact text. NaN and infinity are such values.
+            number, whole = f"{name}::numeric", of_lake.precision - of_lake.scale
+            holds = f"abs({number}) < 1e{whole} AND {number} = round({number}, {of_lake.scale})"
+            texts[column.name] = (
+                f"CASE WHEN {holds} THEN {_as_decimal(name, of_lake)} ELSE concat({name}) END"
+            )
+        elif of_lake.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ) and fits is Fit.ALL:
+            texts[column.name] = f"concat({name}::{of_lake.kind.name.lower()})"
+    return texts
+
+
+def _as_decimal(name: str, of: PgType) -> str:
+    return f"concat({name}::numeric({of.precision},{of.scale}))"
+
+
 @dataclass(frozen=True)
 class SourceRanges:
     """The rows of one table. ``rows``: the SQL that follows FROM. ``column``: the SQL expression of type
-    ``cast`` that is compared with spans."""
+    ``cast`` that is compared with spans. ``texts``: as of ``hashed``."""
 
     connection: Connection
     contract: TableContract
     rows: str
     column: str
     cast: str
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
         """Return the checksum of each range between ``cuts`` (ascending), of rows in one of ``spans`` only.
@@ -225,7 +253,7 @@ class SourceRanges:
                 whole = ", ".join(f"concat({identifier(name)})" for name in names)
                 array = f"array_to_json(ARRAY[{whole}])::jsonb"
                 condition += f" AND {array} = ANY(ARRAY[{texts}]::jsonb[])"
-            yield f" WHERE {condition}{self._alive}"
+            yield f" WHERE {condition}"
 
     def _numbers(self, where: str) -> dict[Key, RowNumbers]:
         keys = ", ".join(f"concat({identifier(name)})" for name in self.contract.key)
@@ -239,11 +267,11 @@ class SourceRanges:
 
     def _hashed(self, where: str, **kept: str) -> str:
         columns = checked_columns(self.contract)
-        return hashed(self.connection, columns, f"{self.rows}{where}", **kept)
+        return hashed(self.connection, columns, f"{self.rows}{where}", self.texts, **kept)
 
     def _where(self, spans: Sequence[KeySpan]) -> str:
         if len(spans) <= _MOST_CONDITIONS:
-            return f" WHERE ({' OR '.join(map(self._inside, spans))}){self._alive}"
+            return f" WHERE ({' OR '.join(map(self._inside, spans))})"
         bounds = [bound for span in spans for bound in span if bound is not None]
         listed = ", ".join(map(literal, bounds))
         # A value lies within a span if an odd number of bounds is at or below it, counting an open start as
@@ -251,7 +279,7 @@ class SourceRanges:
         odd = 0 if spans[0].start is None else 1
         place = f"width_bucket({self._value}, ARRAY[{listed}]::{self.cast}[]) % 2 = {odd}"
         outer = self._inside(KeySpan(spans[0].start, spans[-1].end))
-        return f" WHERE {outer} AND {place}{self._alive}"
+        return f" WHERE {outer} AND {place}"
 
     def _inside(self, span: KeySpan) -> str:
         bounds = [
@@ -260,13 +288,6 @@ class SourceRanges:
             if bound is not None
         ]
         return f"({' AND '.join(bounds)})" if bounds else "true"
-
-    @property
-    def _alive(self) -> str:
-        mark = self.contract.soft_delete_column
-        if mark is None or not living_alone(self.contract):
-            return ""
-        return f" AND {identifier(mark)} IS NULL"
 
     def _may_be(self, key: Key) -> bool:
         """Whether the server can compare ``key``; that of a withheld event may have values of other types."""

@@ -1,4 +1,9 @@
-"""Follows the slot: reads messages, lands batches, and confirms a position only when it is durable."""
+"""Follows the slot: reads messages, lands batches, and confirms a position only when it is durable.
+
+One loop takes what has arrived, cuts it into batches at commits, has other threads land them, and confirms
+what is durable. Nothing lands and nothing is confirmed before the stream has proved that it continues the
+chain of landed batches.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.capture.epoch_start import SLOT_WAIT_SECONDS
 from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitioned
 from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
@@ -25,6 +24,7 @@ from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource
 from omnisupport_ingest.sources.postgres.session.server import (
+    SLOT_WAIT_SECONDS,
     identify,
     server_facts,
     slot_facts,

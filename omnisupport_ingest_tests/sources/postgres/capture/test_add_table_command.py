@@ -11,7 +11,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecord, CaptureRecords
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
-from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop
+from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop, contract_document
 from omnisupport_ingest_tests.sources.postgres.shop_facts import landed_rows, same_as_source, status
 from omnisupport_ingest_tests.sources.postgres.source_under_test import folded, landed_events
 from omnisupport_ingest_tests.waiting import PATIENCE, until
@@ -81,6 +81,31 @@ def test_capture_that_runs_takes_the_table_up_and_is_not_started_again(shop: Sho
         # From now on it is one of the others.
         again = shop.run(*ASK)
         assert again.code == 0 and "joins" not in again.out
+    finally:
+        assert capture.stop() == 0
+
+
+def test_read_by_a_contract_that_capture_has_not_taken_in_yet_is_refused(shop: Shop) -> None:
+    """The read would not answer for what has changed, and a whole one would come again after the restart."""
+    read = ("source", "snapshot", "items")
+    capture = shop.following()
+    try:
+        capture.says("snapshot of orders")
+        until(lambda: landed_rows(shop) == 0 and status(shop)["state"] == "RUNNING")
+        edited = contract_document("items")
+        edited["x-cdc"]["evolution"] = "additive"
+        (shop.contracts / "items.json").write_text(json.dumps(edited))
+        refused = shop.run(*read)
+        assert refused.code == PreflightFailed.exit_code
+        assert "capture goes by the contract as it was at its start" in refused.err
+        assert f"source restart {SOURCE}; then this command again" in refused.err
+        assert SnapshotRequests(folder(shop).folder).read() == []
+        assert shop.run(*read, "--from", "1").code == 0, "of a range nobody expects more"
+        assert shop.run("source", "snapshot", "orders").code == 0
+        before = start(shop)
+        assert shop.run("source", "restart").code == 0
+        until(lambda: start(shop) != before and status(shop)["state"] == "RUNNING")
+        assert shop.run(*read).code == 0
     finally:
         assert capture.stop() == 0
 

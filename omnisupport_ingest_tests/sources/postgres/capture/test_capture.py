@@ -100,16 +100,23 @@ def test_rolled_back_savepoints_leave_no_trace_and_no_gap(notes: SourceUnderTest
 
 
 def test_changes_of_a_table_without_contract_count_in_the_ordinals(notes: SourceUnderTest) -> None:
-    notes.sql("CREATE TABLE unagreed (a int, b int, PRIMARY KEY (b, a))")
-    notes.sql(f"ALTER PUBLICATION {notes.slot} ADD TABLE unagreed")
+    """Their key is that of the replica identity if it is one column; of several nothing says the order."""
+    notes.sql(
+        "CREATE TABLE unagreed (a int, b int, PRIMARY KEY (b, a))", "CREATE TABLE one (a int PRIMARY KEY)"
+    )
+    notes.sql(f"ALTER PUBLICATION {notes.slot} ADD TABLE unagreed, one")
     notes.transaction(
-        "INSERT INTO notes VALUES (1)", "INSERT INTO unagreed VALUES (5, 6)", "DELETE FROM notes"
+        "INSERT INTO notes VALUES (1)",
+        "INSERT INTO unagreed VALUES (5, 6)",
+        "DELETE FROM notes",
+        "INSERT INTO one VALUES (7)",
     )
     notes.catch_up()
     assert [(event.ordinal, event.source_table, event.key) for event in notes.changes()] == [
         (0, "notes", '["1"]'),
-        (2, "unagreed", '["5","6"]'),
+        (2, "unagreed", None),
         (4, "notes", '["1"]'),
+        (6, "one", '["7"]'),
     ]
 
 

@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
     PartitionRecords,
     Stay,
 )
-from omnisupport_ingest.sources.postgres.catalog.published import Published, PublishedTable, recorded_tables
+from omnisupport_ingest.sources.postgres.catalog.published import Published, RecordedTable, recorded_tables
 from omnisupport_ingest.sources.postgres.embedded.files import Location, LocationUnusable
 from omnisupport_ingest.sources.postgres.session.lease import is_captured, lease_holder
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
@@ -51,7 +51,7 @@ KNOWN = KnownPartitions(
     {"9": Stay(Lsn(1), Lsn(2))},
 )
 ERROR = LastError("Killed", "It is gone.", "Start it.", NOON)
-PUBLISHED = Published(1, "17.5", {"tickets": PublishedTable("public.tickets", 5, "all", Lsn(1), Lsn(2))})
+PUBLISHED = Published(1, "17.5", {"tickets": RecordedTable("public.tickets", 5, "all", Lsn(1), Lsn(2))})
 
 
 def write_capture_record(folder: Path) -> None:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.session.errors import GapInSource
-from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop
+from omnisupport_ingest.read.dimension_rows import DimensionRows
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.session.errors import (
+    GapInSource,
+    PreflightFailed,
+    TableMissedChanges,
+)
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest_tests.sources.postgres.awkward import SOURCE, Shop, contract_document
+from omnisupport_ingest_tests.sources.postgres.conftest import source as source
+from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.shop_facts import (
     killed_at,
     landed_rows,
     same_as_source,
     status,
 )
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 ONCE = ("capture", "--once")
 
@@ -100,3 +118,104 @@ def test_repair_killed_at_its_note_leaves_an_epoch_that_capture_goes_on_with(
 def test_repair_without_a_reason_or_with_another_mode_is_refused(shop: Shop) -> None:
     assert shop.run("source", "repair", "--mode", "resnapshot").code == 2
     assert shop.run("source", "repair", "--mode", "hope", "--reason", "x").code == 2
+
+
+@pytest.mark.parametrize("mode", ["resnapshot", "accept-loss"])
+def test_repair_names_the_tables_that_the_new_epoch_leaves_out(
+    shop: Shop, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One does not fit its contract any more; the other has changed, and its contract wants a decision."""
+    decided = contract_document("orders")
+    decided["x-cdc"]["evolution"] = "block"
+    (shop.contracts / "orders.json").write_text(json.dumps(decided))
+    shop.sql("CREATE TABLE late (id int PRIMARY KEY, v text)", "GRANT SELECT ON late TO capture_role")
+    shop.sql(f"ALTER PUBLICATION {shop.database} ADD TABLE late")
+    shop.contract("late")
+    assert shop.run(*ONCE).code == 0
+    shop.sql("ALTER TABLE items RENAME v TO w", "ALTER TABLE orders ADD note text")
+    shop.run(*ONCE)
+    shop.sql(f"SELECT pg_drop_replication_slot('{shop.database}')")
+    caplog.clear()
+    done = shop.run("source", "repair", "--mode", mode, "--reason", "slot dropped")
+    assert done.code == PreflightFailed.exit_code, done.output
+    assert "Epoch 2 of" in done.out
+    assert "public.items has no column v" in done.output
+    assert "orders is left out" in caplog.text and "column added: note text" in caplog.text
+    # And so it comes.
+    assert shop.run(*ONCE).code == PreflightFailed.exit_code
+    assert snapshots(shop, 2) == ({"late"} if mode == "resnapshot" else set())
+    assert shop.run("source", "snapshot", "orders").code == 0
+    shop.sql("ALTER TABLE items RENAME w TO v")
+    assert shop.run(*ONCE).code == 0
+    assert "orders" in snapshots(shop, 2)
+    # Where the loss was accepted, nothing is read unless somebody wants it, and the table stays incomplete.
+    assert ("items" in snapshots(shop, 2)) == (mode == "resnapshot")
+    assert (incomplete_now(store(shop).manifests(), "items", 2, ()) is None) == (mode == "resnapshot")
+
+
+@pytest.mark.parametrize("others", [1, 0])
+def test_recovery_compares_the_tables_that_fit_and_names_the_others(
+    source: SourceUnderTest, tmp_path: Path, others: int
+) -> None:
+    for table in ("changed", "stays")[: 1 + others]:
+        source.sql(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text)", f"INSERT INTO {table} VALUES (1, 'a')"
+        )
+        source.tables.append(contract(table, ("id", "v")))
+    source.tables[0] = replace(source.tables[0], evolution=BLOCK)
+    source.catch_up()
+    source.sql("ALTER TABLE changed ADD w text", f"SELECT pg_drop_replication_slot('{source.slot}')")
+    capture, done = source.capture(), list[str]()
+    capture.recover(
+        "a test", FoldedLake(source, tmp_path), threading.Event(), lambda one: done.append(one.table)
+    )
+    assert done == ["stays"] * others
+    assert isinstance(capture.left_out, TableMissedChanges)
+    assert "The schema of public.changed has changed: column added: w text" in capture.left_out.problem
+    assert set(ParkedTables(source.store.folder, 2).all()) == {"changed"}
+    # Somebody has looked: it is read whole.
+    SnapshotRequests(source.store.folder).write("changed", "seen")
+    source.catch_up()
+    assert ParkedTables(source.store.folder, 2).all() == {}
+    lost = LostChanges(source.store.folder, 2).all()
+    assert incomplete_now(source.manifests(), "changed", 2, lost) is None
+
+
+def test_recovery_accepts_no_change_that_came_meanwhile_and_wants_a_decision(
+    source: SourceUnderTest, tmp_path: Path
+) -> None:
+    for table in ("decided", "stays"):
+        source.sql(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text)", f"INSERT INTO {table} VALUES (1, 'a')"
+        )
+        source.tables.append(replace(contract(table, ("id", "v")), evolution=BLOCK))
+    source.catch_up()
+    source.sql(f"SELECT pg_drop_replication_slot('{source.slot}')")
+
+    class Changing(FoldedLake):
+        def rows(self, table: TableContract) -> AbstractContextManager[DimensionRows]:
+            if table.name == "decided":
+                source.sql("ALTER TABLE decided ADD w text")
+            return super().rows(table)
+
+    capture = source.capture()
+    assert capture.recover("a test", Changing(source, tmp_path), threading.Event(), lambda _: None)[1]
+    with pytest.raises(TableMissedChanges, match="column added: w text"):
+        source.catch_up()
+    assert set(ParkedTables(source.store.folder, 2).all()) == {"decided"}
+
+
+def test_repair_names_every_table_where_none_can_be_captured(source: SourceUnderTest) -> None:
+    """One has changed and waits for a decision, the other does not fit its contract."""
+    for table in ("decided", "renamed"):
+        source.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+        source.tables.append(contract(table, ("id", "v")))
+    source.tables[0] = replace(source.tables[0], evolution=BLOCK)
+    source.catch_up()
+    source.sql("ALTER TABLE decided ADD w text", "ALTER TABLE renamed RENAME v TO w")
+    source.sql(f"SELECT pg_drop_replication_slot('{source.slot}')")
+    capture = source.capture()
+    capture.begin_new_epoch("a test")
+    assert isinstance(capture.left_out, TableMissedChanges)
+    assert "column added: w text" in capture.left_out.problem
+    assert "public.renamed has no column v" in capture.left_out.problem

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.model import ADDITIVE
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
@@ -123,6 +126,22 @@ def test_another_list_is_named_and_what_it_has_is_read(people: SourceUnderTest) 
         people.catch_up()
     read_again(people, "people")
     assert held(people) == people.rows("people", ("id", "email", "v")) and complete(people, "people")
+
+
+def test_no_new_column_is_learned_that_the_list_leaves_out_by_now(people: SourceUnderTest) -> None:
+    people.sql(publish_otherwise(people, "TABLE people"))
+    people.catch_up()
+    people.sql("ALTER TABLE people ADD later text NOT NULL DEFAULT 'x'")
+    people.catch_up()
+    people.sql(
+        publish_otherwise(people, "TABLE people (id, v)"), "ALTER TABLE people ALTER later DROP NOT NULL"
+    )
+    with pytest.raises(TableMissedChanges):
+        people.catch_up()
+    read_again(people, "people")
+    people.tables[:] = [replace(each, evolution=ADDITIVE) for each in people.tables]
+    people.catch_up()
+    assert LearnedColumns(people.home.path, people.settings.source).of("people") == {}
 
 
 def test_snapshot_ends_where_the_list_has_lost_a_contracted_column(people: SourceUnderTest) -> None:

@@ -11,19 +11,21 @@ from contextlib import closing
 
 import pytest
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_at
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import SnapshotMode
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.catalog.partitions import PartitionRecords
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.preflight.source_check import published_findings
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
+from omnisupport_ingest.sources.postgres.session.safe_watermark import CatalogWatermarks
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     complete,
@@ -103,6 +105,67 @@ def out_and_back(source: SourceUnderTest) -> Lsn:
 
 def ask(source: SourceUnderTest) -> None:
     SnapshotRequests(source.store.folder).write("tickets", "a test")
+
+
+@pytest.mark.parametrize("way", ["by hand", "when needed"])
+@pytest.mark.parametrize(
+    "identity", ["PRIMARY KEY", "FULL"], ids=["its key in another order", "without a key"]
+)
+def test_table_whose_contract_was_away_is_not_complete_before_it_has_been_read_again(
+    tickets: SourceUnderTest, identity: str, way: str
+) -> None:
+    tickets.sql(
+        "CREATE TABLE pairs (a int, b int, v text, PRIMARY KEY (b, a))",
+        "INSERT INTO pairs VALUES (1, 10, 'x'), (2, 20, 'y')",
+    )
+    if identity == "FULL":
+        tickets.sql("ALTER TABLE pairs REPLICA IDENTITY FULL")
+    pairs = contract("pairs", ("a", "b", "v"), key=("b", "a"))
+    both, without = [*tickets.tables, pairs], tickets.tables
+    tickets.tables = both
+    tickets.catch_up()
+    amid = current_wal_lsn(tickets.dsn)
+    catch_up_to_certainty(tickets, amid)
+    tickets.tables = without
+    tickets.sql("UPDATE pairs SET v = 'new' WHERE a = 1", "DELETE FROM pairs WHERE a = 2")
+    tickets.sql("INSERT INTO pairs VALUES (3, 30, 'z')")
+    tickets.catch_up()
+    tickets.sql("INSERT INTO other VALUES (7, 'idle')")
+    tickets.catch_up()
+    assert told_at(tickets, amid, "pairs")
+    tickets.tables = both
+    if way == "when needed":
+        tickets.overrides["snapshot_mode"] = SnapshotMode.WHEN_NEEDED
+        tickets.catch_up()
+    else:
+        for _ in range(2):
+            with pytest.raises(TableMissedChanges, match="no contract named it"):
+                tickets.catch_up()
+            assert not complete(tickets, "pairs")
+        SnapshotRequests(tickets.store.folder).write("pairs", "a test")
+        tickets.catch_up()
+    assert complete(tickets, "pairs")
+    rows = {json.loads(key)[1]: row["v"] for key, row in folded(tickets.events(), "pairs").items()}
+    assert rows == {"1": "new", "3": "z"}
+    keys = {each.key for each in tickets.events() if each.source_table == "pairs" and each.op != "b"}
+    assert keys <= {None, '["10","1"]', '["20","2"]', '["30","3"]'}
+    assert complete(tickets)
+
+
+def test_a_start_that_captures_nothing_parks_no_table_whose_contract_is_away(
+    tickets: SourceUnderTest,
+) -> None:
+    both = tickets.tables
+    assert len(both) > 1
+    tickets.tables = both[1:]
+    tickets.sql(f"ALTER TABLE {both[1].table} RENAME TO elsewhere")
+    with pytest.raises(IngestError):
+        tickets.catch_up()
+    assert ParkedTables(tickets.store.folder, 1).all() == {}
+    tickets.sql(f"ALTER TABLE elsewhere RENAME TO {both[1].table}")
+    tickets.tables = both
+    tickets.catch_up()
+    assert complete(tickets)
 
 
 @pytest.mark.parametrize("way", ["told first", "asked for at once", "when needed"])

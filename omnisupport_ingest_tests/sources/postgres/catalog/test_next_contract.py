@@ -25,7 +25,12 @@ from omnisupport_ingest.read.schema_changes import judged
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
-from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, learn, why_not_by_itself
+from omnisupport_ingest.sources.postgres.catalog.recording import (
+    LiveSchema,
+    learn,
+    shown_under_another_name,
+    why_not_by_itself,
+)
 
 
 def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: Any) -> LiveColumn:
@@ -37,6 +42,7 @@ ID, TITLE, SIZE = live("id", "bigint", not_null=True), live("title", not_null=Tr
 PLAN = live("plan", "public.plan", labels=("free", "pro"))
 COLUMNS = (ID, TITLE, SIZE, PLAN)
 DEFAULTS = {"n": ("7", "7"), "at": ("now()", None)}
+UNPROVEN = {"at", "was_by_row"}
 
 
 def form(*columns: LiveColumn, key: tuple[str, ...] = ("id",)) -> LiveSchema:
@@ -44,7 +50,13 @@ def form(*columns: LiveColumn, key: tuple[str, ...] = ("id",)) -> LiveSchema:
     table = LiveTable("public", "tickets", "r", "p", "d", None, None, None, columns, (index,))
     seen = tuple(
         SeenColumn(
-            n, each.name, each.pg_type, each.not_null, *DEFAULTS.get(each.name, (None, None)), each.labels
+            n,
+            each.name,
+            each.pg_type,
+            each.not_null,
+            *DEFAULTS.get(each.name, (None, None)),
+            each.labels,
+            before_known=each.name not in UNPROVEN,
         )
         for n, each in enumerate(columns, 1)
     )
@@ -118,7 +130,9 @@ def test_each_change_is_followed_and_judged(
     table = form(*columns).seen
     asks = judged(made, before, table, read_again=False)
     assert asks.asks and asks.compatibility == compatibility and asks.edit
-    assert not judged(made, now, table, read_again=False).asks, "the new version answers it"
+    # The rows of a renamed column have landed under its former name.
+    renamed = made.kind == "column_renamed"
+    assert not judged(made, now, table, read_again=renamed).asks, "the new version answers it"
 
 
 @pytest.mark.parametrize(
@@ -144,17 +158,68 @@ def test_an_older_column_that_the_contract_leaves_out_is_taken_in_only_when_aske
     assert "old_one" in found.document["properties"]
 
 
+def blocked(again: str | None, *columns: LiveColumn, changes: tuple[SchemaChange, ...] = ()) -> NextContract:
+    document = DOCUMENT | {"x-cdc": DOCUMENT["x-cdc"] | {"evolution": "block", "optional_columns": ["was"]}}
+    found = next_contract(document, form(*columns), changes, again=again)
+    contract_of(found.document, Path("tickets.json"))
+    return found
+
+
+def test_where_rows_wait_for_their_contract_those_that_have_landed_may_differ_from_it() -> None:
+    changes = (
+        change("column_added", "new"),
+        change("column_added", "untyped"),
+        change("column_dropped", "size"),
+    )
+    found = blocked(
+        None, ID, TITLE, PLAN, live("new"), live("untyped", ""), live("left_out"), changes=changes
+    )
+    assert found.document["x-cdc"]["optional_columns"] == ["was", "left_out", "new", "size"]
+    assert "new" in found.document["properties"] and "size" not in found.document["properties"]
+    # Rows go on waiting for a column that only a person can write into the contract.
+    assert found.for_a_person == (
+        "untyped is new, and nothing tells its type: write it into the contract yourself.",
+        "With untyped, write it into x-cdc.optional_columns too: rows from before are without it.",
+    )
+    again = next_contract(found.document, form(ID, TITLE, PLAN, live("new")), changes, again=None)
+    assert not again.steps
+
+
+def test_a_table_that_is_left_out_whole_has_no_optional_columns() -> None:
+    found = blocked("source snapshot", *COLUMNS, live("new"), changes=(change("column_added", "new"),))
+    assert found.document["x-cdc"]["optional_columns"] == ["was"]
+
+
 def test_a_new_column_says_what_older_rows_have_in_it_if_that_is_known() -> None:
     at, due = live("at", "timestamp with time zone"), live("due", "date", not_null=True)
-    added = (live("extra"), live("n", "integer"), at, live("email"), due)
+    added = (live("extra"), live("n", "integer"), at, live("email"), due, live("was_by_row"))
     found = proposed(*COLUMNS, *added, changes=tuple(change("column_added", each.name) for each in added))
     lines = found.document["properties"]
     assert (lines["extra"]["default"], lines["n"]["default"]) == (None, "7")
     assert "default" not in lines["at"], "each row has its own"
+    assert "default" not in lines["was_by_row"], "it has no default now, which proves nothing"
     assert "default" not in lines["due"], "no row was there, else it could not be NOT NULL"
     assert found.document["x-cdc"]["pii"].keys() == {"email"}, "a person has to decide"
     assert found.document["x-cdc"]["pii"]["email"]["policy"] == "drop", "and until then nobody reads it"
     assert any("e-mail" in each for each in found.for_a_person)
+
+
+def test_a_renamed_column_says_nothing_of_older_rows_as_they_carry_its_former_name() -> None:
+    document = deepcopy(DOCUMENT)
+    document["properties"]["size"]["default"] = None
+    renamed = with_column("size", name="magnitude")
+    made = (change("column_renamed", "size", "size", "magnitude"),)
+    found = next_contract(document, form(*renamed), made).document["properties"]
+    assert "size" not in found and "default" not in found["magnitude"]
+
+
+def test_a_renamed_column_whose_former_name_is_taken_is_taken_in() -> None:
+    made = (change("column_renamed", "size", "size", "size_old"), change("column_added", "size"))
+    renamed = (*with_column("size", name="size_old"), SIZE)
+    found = proposed(*renamed, changes=made)
+    assert {"size", "size_old"} <= found.document["properties"].keys()
+    other = proposed(*renamed, live("b"), changes=(change("column_renamed", "a", "a", "b"),))
+    assert not {"b", "size_old"} & other.document["properties"].keys(), "the contract named neither"
 
 
 RULE = {"name": "big", "expression": "SIZE > 1 OR \"size\" = 0 OR title = 'size' OR length(title) > 2"}
@@ -198,6 +263,15 @@ def test_the_policy_of_a_rule_goes_with_the_rule() -> None:
     nullable = next_contract(with_rules(), form(*with_column("title", not_null=False)), ())
     contract_of(nullable.document, Path("t.json"))
     assert "x-policy" not in nullable.document["properties"]["title"]
+
+
+def test_the_step_for_a_renamed_enum_value_says_that_only_a_read_shows_it_in_older_rows() -> None:
+    renamed = with_column("plan", labels=("free", "expert"))
+    (step,) = proposed(*renamed, changes=(change("enum_values_changed", "plan", "pro", "expert"),)).steps
+    assert "source snapshot" in step.why
+    added = with_column("plan", labels=("free", "pro", "team"))
+    (step,) = proposed(*added, changes=(change("enum_value_added", "plan", None, "team"),)).steps
+    assert "source snapshot" not in step.why
 
 
 def test_what_no_edit_answers_is_left_to_a_person() -> None:
@@ -401,3 +475,88 @@ def test_a_contract_that_encrypts_learns_no_column_by_itself(tmp_path: Path) -> 
     record.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
     learn(record, {"tickets": contract_of(document, Path("tickets.json"))}, {"tickets": now}, learned)
     assert not learned.of("tickets")
+
+
+MASK = {"policy": "mask", "mask": "text", "note": "A name."}
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_personal_column_whose_former_name_is_taken_keeps_its_policy(encrypted: bool) -> None:
+    document = private() if encrypted else deepcopy(DOCUMENT)
+    document["x-cdc"]["pii"] = {"title": MASK}
+    renamed = (change("column_renamed", "title", "title", "t_old"), change("column_added", "title"))
+    columns = (*with_column("title", name="t_old", not_null=False), live("title"))
+    found = followed(document, *columns, changes=renamed)
+    assert found.document["x-cdc"]["pii"] == {"title": MASK, "t_old": MASK}
+    assert any(each.startswith("t_old has the policy mask") for each in found.for_a_person)
+    asks = judged(renamed[0], contract_of(document, Path("t.json")), form(*columns).seen, read_again=False)
+    assert asks.edit == "omnisupport-ingest contracts propose tickets --write"
+
+
+NOTE = live("note")
+TAKEN_NAMES = {
+    "its owner is gone": (
+        (change("column_dropped", "note"), change("column_renamed", "title", "title", "note")),
+        (ID, SIZE, PLAN, NOTE),
+        {"note"},
+    ),
+    "swapped": (
+        (
+            change("column_renamed", "title", "title", "note"),
+            change("column_renamed", "note", "note", "title"),
+        ),
+        (*COLUMNS, NOTE),
+        {"note", "title"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "columns", "covered"), TAKEN_NAMES.values(), ids=TAKEN_NAMES)
+def test_a_policy_follows_a_personal_column_onto_the_name_of_another(
+    made: tuple[SchemaChange, ...], columns: tuple[LiveColumn, ...], covered: set[str]
+) -> None:
+    document = draft(form(*COLUMNS, NOTE).live, source="desk", name="tickets", owner="team:desk").document
+    document["x-cdc"]["pii"] = {"title": MASK}
+    found = followed(document, *columns, changes=made)
+    assert found.document["x-cdc"]["pii"] == dict.fromkeys(covered, MASK)
+    assert found.compatibility == "breaking"
+    before, now = (contract_of(each, Path("t.json")) for each in (document, found.document))
+    assert shown_under_another_name(before, made) == {"note": "title"}
+    assert shown_under_another_name(now, made) == {}
+    asks = judged(made[-1 if len(covered) == 1 else 0], before, form(*columns).seen, read_again=False)
+    assert asks.edit.startswith("omnisupport-ingest contracts propose tickets --write")
+
+
+def test_a_name_that_a_personal_column_had_only_for_a_time_needs_no_policy() -> None:
+    document = draft(form(*COLUMNS, NOTE).live, source="desk", name="tickets", owner="team:desk").document
+    document["x-cdc"]["pii"] = {"title": MASK}
+    there = change("column_renamed", "title", "title", "note")
+    back = change("column_renamed", "note", "note", "title")
+    back = replace(back, noticed_at=datetime(2026, 11, 25, tzinfo=UTC))
+    assert shown_under_another_name(contract_of(document, Path("t.json")), (there, back)) == {}
+    assert followed(document, *COLUMNS, NOTE, changes=(there, back)).steps == ()
+
+
+def test_a_default_goes_with_the_type_or_the_column_that_it_was_said_of() -> None:
+    document = deepcopy(DOCUMENT)
+    document["properties"]["size"]["default"] = "5"
+
+    def default(pg_type: str, *made: SchemaChange) -> str | None:
+        now = form(*with_column("size", pg_type=pg_type))
+        return next_contract(document, now, made).document["properties"]["size"].get("default")
+
+    assert default("bigint") == "5", "the server keeps the value"
+    assert default("date") is None
+    assert default("integer", change("column_added_again", "size")) is None
+
+
+def test_a_default_that_its_type_refuses_is_not_learned(tmp_path: Path) -> None:
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"]["evolution"] = "additive"
+    record, learned = SchemaChanges(tmp_path), LearnedColumns(tmp_path, "desk")
+    now = form(*COLUMNS, live("n", "date"))
+    added = Difference("column_added", "n", None, "date")
+    record.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    learn(record, {"tickets": contract_of(document, Path("t.json"))}, {"tickets": now}, learned)
+    assert "default" not in learned.of("tickets")["n"], "7 is no date"
+    contract_of(with_learned(tmp_path, document), Path("t.json"))

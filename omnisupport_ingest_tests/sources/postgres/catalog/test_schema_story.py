@@ -13,11 +13,15 @@ from omnisupport_ingest.cli.contracts_changes import propose, write
 from omnisupport_ingest.contracts.documents import document_text
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
+from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import judged_changes
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
 
 POLICIES = {
@@ -118,7 +122,7 @@ def test_schema_changes_go_through_to_dimension_and_history(
         "ALTER TABLE tickets ALTER size TYPE bigint", "UPDATE tickets SET size = 5000000000 WHERE id = 3"
     )
     for contract in workspace.contracts:
-        write(contract, propose(desk.settings, workspace, contract, every=False))
+        write(desk.home_folder, contract, propose(desk.settings, workspace, contract, every=False))
     captured(desk)
     workspace = taken_in(desk, spark)
     versions = {each.name: each.version for each in workspace.contracts}
@@ -137,3 +141,26 @@ def test_schema_changes_go_through_to_dimension_and_history(
     ]
     learned = json.loads((desk.home_folder / "learned" / f"{SOURCE}.json").read_text())
     assert learned["tables"].keys() == {"tickets"}
+
+
+@pytest.mark.parametrize("alter", ["DROP size", "RENAME size TO magnitude"])
+def test_a_learned_column_that_is_gone_leaves_the_contract_and_the_table_can_be_read(
+    desk: SourceUnderTest, alter: str
+) -> None:
+    captured(desk)
+    desk.sql("ALTER TABLE tickets ADD size int")
+    captured(desk)
+    assert contract_of(Workspace.open(desk.settings), "tickets").column_names == ("id", "v", "size")
+    desk.sql(f"ALTER TABLE tickets {alter}")
+    captured(desk)
+    workspace = Workspace.open(desk.settings)
+    contract = contract_of(workspace, "tickets")
+    write(desk.home_folder, contract, propose(desk.settings, workspace, contract, every=False))
+    workspace = Workspace.open(desk.settings)
+    contract = contract_of(workspace, "tickets")
+    assert "size" not in contract.column_names
+    assert propose(desk.settings, workspace, contract, every=False).steps == ()
+    SnapshotRequests(desk.store.folder).write("tickets", "its schema changed")
+    captured(desk)
+    assert ParkedTables(desk.store.folder, 1).all() == {}
+    assert not any(each.asks for each in judged_changes(workspace, SOURCE))

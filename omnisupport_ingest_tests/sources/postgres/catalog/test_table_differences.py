@@ -112,3 +112,42 @@ def test_each_change_is_told_by_its_name(
 )
 def test_a_type_is_widened_narrowed_or_another(before: str, now: str, kind: str) -> None:
     assert type_change(before, now) == kind
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "converted"),
+    [
+        ("character varying(10)", "character varying(20)", True),
+        ("character varying(20)", "text", True),
+        ("text", "character varying", True),
+        ("numeric(10,2)", "numeric(12,2)", True),
+        ("numeric(10,2)", "numeric", True),
+        ("timestamp(3) without time zone", "timestamp without time zone", True),
+        ("bit varying(8)", "bit varying(9)", True),
+        # These write the rows anew in any case.
+        ("character varying(20)", "character varying(10)", False),
+        ("numeric(10,2)", "numeric(12,4)", False),
+        ("integer", "bigint", False),
+        ("character(3)", "character(5)", False),
+        ("character varying(10)[]", "character varying(20)[]", False),
+        ("timestamp(3) without time zone", "timestamp with time zone", False),
+    ],
+)
+def test_new_files_show_an_expression_where_the_type_needs_none(
+    before: str, now: str, converted: bool
+) -> None:
+    was = replace(TABLE, columns=(ID, column(2, "title", before)), storage="1")
+    table = replace(was, columns=(ID, column(2, "title", now)), storage="2")
+
+    def shown(table: SeenTable) -> bool:
+        kinds = {each.column for each in differences(was, table) if each.kind == "column_converted"}
+        assert kinds <= {"title"}
+        return bool(kinds)
+
+    assert shown(table) == converted
+    assert not shown(replace(table, storage="1")), "the same files"
+    assert not shown(replace(table, storage=None)), "nothing tells its files"
+    assert not shown(replace(was, storage="2")), "only VACUUM FULL"
+    by_row = column(3, "token", "uuid", default="gen_random_uuid()")
+    assert not shown(replace(table, columns=(*table.columns, by_row))), "its default explains them"
+    assert shown(replace(table, columns=(*table.columns, column(3, "note")))) == converted

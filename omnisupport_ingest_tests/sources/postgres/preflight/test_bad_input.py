@@ -266,7 +266,8 @@ def test_no_contract_of_the_source(shop: Shop) -> None:
     for path in shop.contracts.iterdir():
         path.write_text(path.read_text().replace('"source": "shop"', '"source": "warehouse"'))
     done = refused(shop, 1)
-    assert "set OMNISUPPORT_SOURCE to a source that has some: warehouse" in done.err
+    assert "contracts new --all --source shop" in done.err
+    assert "Sources that have some: warehouse." in done.err
     for table in ("items", "orders"):
         shop.contract(table)
     works(shop)

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import Column, Contracts, TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers.dimension import dimensions, net_changes
+from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import without_sentinel
 from omnisupport_ingest_tests.foreign_bytes import DEEP

@@ -10,6 +10,7 @@ from psycopg2.errors import InternalError_
 from pydantic import SecretStr
 
 from omnisupport_ingest.contracts.named_secrets import NamedSecret
+from omnisupport_ingest.sources.postgres.session.connect_errors import destination
 from omnisupport_ingest.sources.postgres.session.connection import (
     VALUE_SETTINGS,
     connect,
@@ -45,6 +46,19 @@ def test_server_that_is_not_there() -> None:
         connect(f"postgresql://me:{PASSWORD}@127.0.0.1:1/db")
     assert "127.0.0.1" in refused.value.problem and PASSWORD not in str(refused.value)
     assert "OMNISUPPORT_SOURCE_DSN" in refused.value.fix
+
+
+def test_a_message_names_what_libpq_takes_from_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPORT", "1")
+    monkeypatch.setenv("PGUSER", "somebody")
+    with pytest.raises(SourceUnavailable) as refused:
+        connect("host=127.0.0.1 dbname=shop")
+    assert "at 127.0.0.1, port 1, database shop, user somebody: " in refused.value.problem
+    monkeypatch.setenv("PGSERVICE", "desk")
+    assert destination({"dbname": "shop"}) == (
+        "the source at the host of the service desk, port of the service desk, database shop, "
+        "user of the service desk"
+    )
 
 
 @pytest.mark.parametrize("option", ["sslmode=some", "connect_timeout=long", "target_session_attrs=any-one"])

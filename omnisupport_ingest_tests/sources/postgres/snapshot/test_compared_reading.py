@@ -17,6 +17,7 @@ from omnisupport_ingest.contracts.pii_policies import lake_columns
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
@@ -78,6 +79,18 @@ def test_nothing_is_read_again_where_nothing_was_lost(lost: SourceUnderTest, tmp
     lost.sql("UPDATE tickets SET a = 'after' WHERE id = 7")
     lost.catch_up()
     assert [event.op for event in lost.events() if event.epoch == 2] == ["u"]
+    assert same_as_source(lost) and complete(lost)
+
+
+def test_recovery_answers_for_what_changed_before(lost: SourceUnderTest, tmp_path: Path) -> None:
+    """Each row is compared, so no schema change asks for a whole read any more."""
+    lost.sql("ALTER TABLE tickets DROP b, ADD b text")
+    (done,) = recover(lost, tmp_path)
+    assert done.read_again
+    lost.catch_up()
+    changes = SchemaChanges(lost.store.folder)
+    assert [each.kind for each in changes.all()] == ["column_added_again"]
+    assert changes.open_changes("tickets") == ()
     assert same_as_source(lost) and complete(lost)
 
 

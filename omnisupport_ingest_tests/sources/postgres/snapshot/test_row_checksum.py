@@ -216,6 +216,73 @@ def test_ranges_of_keys_are_the_same_rows_on_both_sides_and_count_as_met(
     assert len(again.unmet()) == ROWS - 20
 
 
+def test_arrays_of_json_have_one_checksum_and_are_equal_value_by_value(
+    source: SourceUnderTest, tmp_path: Path
+) -> None:
+    source.sql(
+        "CREATE TABLE docs (id bigint PRIMARY KEY, one jsonb[], other json[], padded char(3)[])",
+        "INSERT INTO docs VALUES (1, ARRAY['{\"a\": 1}', '\"x\"', NULL]::jsonb[],"
+        " ARRAY['{\"a\" :1}']::json[], '{a}'),"
+        " (2, ARRAY['null', '[1, 2]', '7']::jsonb[], '{}', '{abc,NULL}')",
+    )
+    types = {"id": "bigint", "one": "jsonb[]", "other": "json[]", "padded": "char(3)[]"}
+    docs = replace(contract("docs", ()), columns=tuple(Column(*each) for each in types.items()))
+    file = tmp_path / "docs.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(
+            "COPY (SELECT *, false AS _cdc_is_deleted, []::VARCHAR[] AS _cdc_unresolved,"
+            " MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact FROM (VALUES"
+            " (1::BIGINT, ['{\"a\": 1}', '\"x\"', NULL], ['{\"a\" :1}'], ['a  '], '[\"1\"]'),"
+            " (2, ['null', '[1, 2]', '7'], [], ['abc', NULL], '[\"2\"]'))"
+            f" v(id, one, other, padded, _cdc_key)) TO '{file}' (FORMAT parquet)"
+        )
+    with (
+        source_at(source.dsn, source.slot, 20.0) as at,
+        DimensionRanges(docs, [str(file)], tmp_path) as lake,
+    ):
+        rows = at.table(docs)
+        assert rows.numbers([KeySpan("1", None)]) == lake.numbers([KeySpan("1", None)])
+        (written,) = rows.write_rows([("1",), ("2",)], tmp_path)
+        assert lake.same_rows(written) == {("1",), ("2",)}
+
+
+def test_types_that_hold_those_of_the_source_have_one_checksum(
+    source: SourceUnderTest, tmp_path: Path
+) -> None:
+    source.sql(
+        "CREATE TABLE wide (id integer PRIMARY KEY, amount integer, price numeric(6,1), moment timestamp,"
+        " plain timestamptz, numbers integer[], total bigint, rate numeric)",
+        "INSERT INTO wide VALUES"
+        " (1, 5, 1.5, '2026-01-01 00:00:00.5', '2026-01-01 00:00:00.5+00', '{1,NULL}', 7, 2.500),"
+        " (2, NULL, 'NaN', NULL, NULL, NULL, 123456789012, 0.125)",
+    )
+    types = {"id": "bigint", "amount": "numeric(14,2)", "price": "numeric(8,3)", "moment": "timestamptz"}
+    # Not every value fits into the last two: the second row has them as exact texts.
+    types |= {"plain": "timestamp", "numbers": "text[]", "total": "numeric(12,2)", "rate": "numeric(12,2)"}
+    wide = replace(contract("wide", ()), columns=tuple(Column(*each) for each in types.items()))
+    file = tmp_path / "wide.parquet"
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        noted = "TIMESTAMPTZ '2026-01-01 00:00:00.5+00'"
+        connection.execute(
+            "COPY (SELECT *, false AS _cdc_is_deleted, []::VARCHAR[] AS _cdc_unresolved FROM (VALUES"
+            f" (1::BIGINT, 5::DECIMAL(14,2), 1.5::DECIMAL(8,3), {noted}, {noted}, ['1', NULL],"
+            " 7::DECIMAL(12,2), 2.5::DECIMAL(12,2), MAP {}::MAP(VARCHAR, VARCHAR), '[\"1\"]'),"
+            " (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
+            " MAP {'price': 'NaN', 'total': '123456789012', 'rate': '0.125'}, '[\"2\"]'))"
+            f" v(id, amount, price, moment, plain, numbers, total, rate, _cdc_exact, _cdc_key))"
+            f" TO '{file}' (FORMAT parquet)"
+        )
+    with (
+        source_at(source.dsn, source.slot, 20.0) as at,
+        DimensionRanges(wide, [str(file)], tmp_path) as lake,
+    ):
+        rows = at.table(wide)
+        assert rows.numbers([KeySpan("1", None)]) == lake.numbers([KeySpan("1", None)])
+        (written,) = rows.write_rows([("1",), ("2",)], tmp_path)
+        assert lake.same_rows(written) == {("1",), ("2",)}
+
+
 def test_table_with_floats_has_none(things: SourceUnderTest) -> None:
     assert has_checksum(CONTRACT)
     floats = replace(CONTRACT, columns=(*CONTRACT.columns, Column("ratio", "double precision")))

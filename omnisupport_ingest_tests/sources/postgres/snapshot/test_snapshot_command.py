@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.cli.command import environment
 from omnisupport_ingest_tests.sources.postgres.awkward import ROLE, SOURCE, Shop
@@ -57,6 +58,27 @@ def test_capture_that_follows_reads_the_table_again_and_goes_on(shop: Shop) -> N
         assert "contracts withdraw orders" in gone.err
     finally:
         assert capture.stop() == 0
+
+
+def test_running_capture_refuses_to_read_what_does_not_fit_its_contract(shop: Shop) -> None:
+    """The next start would leave the table out, though it has just been read."""
+    capture = shop.following()
+    try:
+        capture.says("snapshot of orders")
+        until(lambda: boundaries(shop) == 1)
+        shop.sql("ALTER TABLE orders RENAME v TO w")
+        refused = shop.run("source", "snapshot", "orders")
+        assert refused.code == 5 and "has no column v" in refused.err
+        assert status(shop)["snapshots_asked_for"] == []
+    finally:
+        assert capture.stop() == 0
+
+
+def test_range_of_a_table_that_is_left_out_is_refused(shop: Shop) -> None:
+    assert shop.run(*ONCE).code == 0
+    ParkedTables(LandingStore(shop.home / "landing", SOURCE).folder, 1).park({"orders": "A test."})
+    refused = shop.run("source", "snapshot", "orders", "--from", "1")
+    assert refused.code == 2 and "orders is left out, so all of it has to be read" in refused.err
 
 
 def test_request_waits_for_the_next_capture_and_a_second_one_is_the_same(shop: Shop) -> None:

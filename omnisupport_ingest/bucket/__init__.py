@@ -1,0 +1,1 @@
+"""Landing and lake in an object store."""

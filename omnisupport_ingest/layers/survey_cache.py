@@ -1,0 +1,241 @@
+"""Findings of the last look at a source's windows, kept for the next look: most windows are settled.
+
+A window is looked at again if something landed in it, a table committed to it, or its versions (rules,
+contract) changed; if it is unknown which windows changed, all are. So a look costs only what is new and the
+windows that are not settled. A new process continues from the notes of the last look (``window_index``). It
+also looks at a few more windows, and so finds in time what no commit reports, such as a damaged file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from omnisupport_ingest.lake.looks import Looks
+from omnisupport_ingest.lake.snapshot import TableMark, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.index import News
+from omnisupport_ingest.layers.window_index import UNSETTLED, LookNote, WindowIndex
+from omnisupport_ingest.sqlite_index import IndexDamaged
+
+T = TypeVar("T")
+F = TypeVar("F")
+
+_LOOKED_AGAIN = 16
+"""Settled windows that a process looks at once, after it starts."""
+
+
+class SurveyCache(Generic[T]):
+    """The findings about one source. Use it as a context manager, which lets one look at a time use it."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """``file``: keeps the findings for other processes; None: they are not kept."""
+        self.unsettled: dict[str, T] = {}
+        """The findings about each window that is not settled."""
+        self.index = WindowIndex(file)
+        self._before = self._note = LookNote()
+        self._marks: dict[str, TableMark] | None = {}
+        self._touched: set[str] | None = None
+        self._tables: dict[str, TableSnapshot | None] = {}
+        self._looked_again = False
+        self._found: dict[str, tuple[tuple[object, ...], Any]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, question: Callable[[], F]) -> F:
+        """Return the result of ``question``, which uses these findings. If their file is damaged, remove it
+        and call ``question`` again.
+        """
+        for _ in range(2):
+            try:
+                return question()
+            except IndexDamaged:
+                self._give_up(self.index.drop)
+            except sqlite3.DatabaseError as problem:
+                # An operational error comes from outside the file: the disk, a lock, missing rights.
+                of_place = isinstance(problem, sqlite3.OperationalError)
+                self._give_up(self.index.keep_in_memory if of_place else self.index.drop)
+        self._give_up(self.index.keep_in_memory)
+        return question()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        try:
+            note = self._begun()
+        except BaseException:
+            self.index.close()
+            self._lock.release()
+            raise
+        if note.revision != self._note.revision:
+            # Another process has looked since.
+            self.unsettled.clear()
+            self._found.clear()
+        self._before = self._note = note
+        self._touched, self._marks = set(), {}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._note = self.index.commit(self._note, self._before)
+            else:
+                # An interrupted look does not count.
+                self.index.rollback()
+                self._forget()
+        except BaseException:
+            self.index.rollback()
+            self._forget()
+            raise
+        finally:
+            self._lock.release()
+
+    @property
+    def era(self) -> str | None:
+        """With ``number``: up to where the last look has seen landing."""
+        return self._note.era
+
+    @property
+    def number(self) -> int:
+        return self._note.number
+
+    def catch_up(self, looks: Looks, lake: Path) -> None:
+        """Begin ``looks`` anew if somebody has noted a newer version of a table of ``lake`` than they have.
+
+        Call it before the first table is used. All tables are looked at again: a single one, looked at later
+        than the others, would be newer than the tables made from it.
+        """
+        root = lake.absolute()
+        for path, noted in self._note.tables.items():
+            folder = root / path
+            if looks.has(folder) and _is_behind(looks.seen(folder), noted):
+                looks.begin()
+                return
+
+    def newest(self, table: LakeTable) -> TableSnapshot | None:
+        """Return the newest version of ``table``; None if it does not exist. It is opened only after a
+        commit.
+
+        The newest version is that which the table's ``looks`` have seen.
+        """
+        path = table.spec.path
+        now = self._tables.get(path)
+        if now is None or now.table != table or not table.is_newest(now):
+            now = table.look()
+        self._tables[path] = now
+        if table.spec.partition_by and self._marks is not None:
+            self._compare(path, now, self._marks)
+        return now
+
+    def _compare(self, path: str, now: TableSnapshot | None, marks: dict[str, TableMark]) -> None:
+        """Record which windows of a table have changed since the last look."""
+        before, mark = self._note.tables.get(path), now.mark if now is not None else None
+        marks.pop(path, None)
+        if mark is not None:
+            marks[path] = mark
+        if mark == before and (mark is not None or now is None):
+            return
+        changed = now.windows_since(before) if now is not None and before is not None else None
+        self._touched = None if changed is None or self._touched is None else self._touched | changed
+
+    def changed(
+        self, news: News, versions: object, of_windows: Mapping[str, tuple[str, ...]], *, more: bool = True
+    ) -> set[str] | None:
+        """Return the windows to look at again; None: all.
+
+        ``versions``: of the rules and contracts by which all windows are judged. ``of_windows``: further
+        versions, by window. ``more``: once per process, add a few windows without any sign of a change.
+        """
+        looks_again, self._looked_again = more and not self._looked_again, more or self._looked_again
+        note, anew = self._note, _digest(versions) != self._note.judged_by
+        if anew:
+            self._found.clear()
+        if news.anew or note.era is None or self._touched is None or anew:
+            self.index.forget_all()
+            return None
+        judged_otherwise = {
+            window
+            for window in {*of_windows, *note.apart}
+            if of_windows.get(window) != note.apart.get(window)
+        }
+        landed = {window for _, windows in news.batches for window in windows}
+        of_others = set(self.index.flagged(UNSETTLED)) - self.unsettled.keys()
+        return (
+            landed
+            | judged_otherwise
+            | self._touched
+            | of_others
+            | (self._some_more() if looks_again else set())
+        )
+
+    def _some_more(self) -> set[str]:
+        found = self.index.after(self._note.looked_again, _LOOKED_AGAIN)
+        self._note = replace(self._note, looked_again=found[-1] if len(found) == _LOOKED_AGAIN else "")
+        return set(found)
+
+    def settle(self, window: str, found: T | None, numbers: Mapping[str, int]) -> None:
+        """Record the finding about ``window`` (None: it is settled) and its ``numbers``."""
+        if found is None:
+            self.unsettled.pop(window, None)
+        else:
+            self.unsettled[window] = found
+        self.index.put(window, {**numbers, UNSETTLED: int(found is not None)})
+
+    def settled(self, news: News, versions: object, of_windows: Mapping[str, tuple[str, ...]]) -> None:
+        """Record that the look has covered every window. Tables opened from now on belong to the next
+        look."""
+        self._note = replace(
+            self._note,
+            era=news.era,
+            number=news.number,
+            judged_by=_digest(versions),
+            apart=dict(of_windows),
+            tables=self._marks or {},
+        )
+        self._marks = None
+
+    def once(self, what: str, find: Callable[[], F], *, of: tuple[object, ...]) -> F:
+        """Return the result of ``find``, cached under ``what`` while ``of`` has the same objects: versions of
+        tables from ``newest``, and what they are judged by."""
+        known = self._found.get(what)
+        if known is None or any(before is not now for before, now in zip(known[0], of, strict=True)):
+            self._found[what] = known = of, find()
+        result: F = known[1]
+        return result
+
+    def _begun(self) -> LookNote:
+        try:
+            return self.index.begin()
+        except OSError:
+            self.index.keep_in_memory()
+            return self.index.begin()
+
+    def _give_up(self, how: Callable[[], None]) -> None:
+        with self._lock:
+            how()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._note = LookNote()
+        self.unsettled.clear()
+        self._found.clear()
+
+
+def _is_behind(now: TableSnapshot | None, noted: TableMark | None) -> bool:
+    """Whether the note has a later version of the table than ``now``, or another table of its name."""
+    if noted is None:
+        return False
+    return now is None or now.table_id != noted.table_id or now.version < noted.version
+
+
+def _digest(judged_by: object) -> str:
+    return hashlib.sha256(repr(judged_by).encode()).hexdigest()

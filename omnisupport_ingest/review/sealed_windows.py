@@ -1,0 +1,160 @@
+"""Erases values from sealed windows, which no run judges again: their events are rewritten from themselves.
+
+The ledger of erasures and the destroyed keys say which values these are, as for all other windows. An erased
+event needs only its key's columns, so raw is not needed. The state of a window names the erasures that it was
+rewritten with. So a command that was killed is repeated, and a run that has judged new events of the window
+without knowing of the erasure cannot commit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.cdc.erasing import Erasures, erased_in, without_values
+from omnisupport_ingest.cdc.event_hashes import event_hashes
+from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.contracts.at_rest import readable_columns
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys, row_subject
+from omnisupport_ingest.json_values import compact
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.layers.erasures import (
+    SUBJECT_KEYS,
+    VERSION,
+    DestroyedKeysLost,
+    ErasuresLost,
+    refuse_lost,
+)
+from omnisupport_ingest.layers.events.rewriting import Rewriting, rewrite
+from omnisupport_ingest.layers.removed import Removed
+from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.subject_traces import contracts_with_events, subject_column_in_lake
+
+_IMAGES = ("before", "after")
+
+
+def erase_in_sealed_windows(workspace: Workspace, source: str) -> None:
+    """Rewrite the sealed windows of ``source`` that lack recorded erasures, in one commit. A second call
+    changes nothing. A window whose removal from raw is not finished waits for that."""
+    contracts = contracts_with_events(workspace, source)
+    sealed = Removed.open(workspace, source).finally_sealed
+
+    def behind(judged: TableSnapshot) -> Mapping[str, Rewriting]:
+        # Read after the events. So what was judged without an erasure is rewritten, or its commit refused.
+        versions = RulesVersions(workspace, source)
+        values = _ErasedValues(source, contracts, versions.erasures.in_force(), workspace.subjects)
+        found = {}
+        for window in sorted(sealed.intersection(judged.windows())):
+            state, erased = judged.state(window), versions.of_erased(window)
+            if state is None or {*erased} <= {*state.versions}:
+                continue
+            try:
+                refuse_lost(workspace, source, window, state.versions, versions.of(window))
+            except (DestroyedKeysLost, ErasuresLost):
+                # It was erased with more than is known now, and waits until all of that is known again.
+                continue
+            others = (each for each in state.versions if not each.startswith((VERSION, SUBJECT_KEYS)))
+            new = {*erased} - {*state.versions}
+            why = tuple(
+                word
+                for kind, word in ((VERSION, ERASURE), (SUBJECT_KEYS, DESTROYED_KEY))
+                if any(each.startswith(kind) for each in new)
+            )
+            found[window] = Rewriting(
+                values.removed, values.removed_of_accepted, versions=(*others, *erased), why=why
+            )
+        return found
+
+    if sealed:
+        rewrite(workspace, source, sealed, behind, "erase")
+
+
+@dataclass(frozen=True)
+class _ErasedValues:
+    """The values that erasures remove from events of ``source``: by row, and by destroyed key."""
+
+    source: str
+    contracts: Sequence[TableContract]
+    erasures: Erasures
+    keys: SubjectKeys
+
+    def removed(self, rows: pa.Table) -> pa.Table | None:
+        """Return ``rows`` of quarantine without the values, as ``rewriting.Emptied``. A quarantined event
+        keeps its hash, because reviews name it by that."""
+        batch = rows.combine_chunks().to_batches()[0]
+        left = batch
+        erased = erased_in(batch, self.erasures)
+        if any(erased):
+            left = without_values(left, erased, {each.table_name: each.key for each in self.contracts})
+        left = self._without_destroyed(left)
+        return None if left.equals(batch) else pa.Table.from_batches([left])
+
+    def removed_of_accepted(self, rows: pa.Table) -> pa.Table | None:
+        """Return accepted ``rows`` without the values. Each changed event gets the hash of what is left."""
+        left = self.removed(rows)
+        if left is None:
+            return None
+        images = ([each[name].to_pylist() for name in _IMAGES] for each in (rows, left))
+        before, after = (zip(*each, strict=True) for each in images)
+        changed = pa.array([one != other for one, other in zip(before, after, strict=True)])
+        place = left.column_names.index("event_hash")
+        hashes = pc.if_else(changed, event_hashes(left), left["event_hash"].combine_chunks())
+        return left.set_column(place, left.schema.field(place), hashes)
+
+    def _without_destroyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return ``batch`` without values of destroyed keys: in images, all columns that do not land readable
+        are NULL, also those that no contract names; so is the line that came."""
+        names = [batch.column(name).to_pylist() for name in ("source_schema", "source_table")]
+        tables, keys = [*zip(*names, strict=True)], batch.column("key").to_pylist()
+        images = {name: batch.column(name).to_pylist() for name in _IMAGES}
+        read = {
+            (name, row): image
+            for name, texts in images.items()
+            for row, text in enumerate(texts)
+            if tables[row] in self._subjects and (image := read_image(text)) is not None
+        }
+        whose = [
+            self._whose(self._subjects[tables[row]], image, keys[row]) for (_, row), image in read.items()
+        ]
+        ids = self.keys.ids_of(whose)
+        destroyed = self.keys.destroyed(ids)
+        # Accepted events have no such column.
+        lines = {"envelope": batch.column("envelope").to_pylist()} if "envelope" in batch.schema.names else {}
+        for ((name, row), image), key_id in zip(read.items(), ids, strict=False):
+            if key_id in destroyed:
+                gone = image.keys() - readable_columns(self._subjects[tables[row]])
+                if any(image[column] is not None for column in gone):
+                    images[name][row] = compact(image | dict.fromkeys(gone))
+                for texts in lines.values():
+                    texts[row] = None
+        for name, texts in (images | lines).items():
+            place = batch.schema.get_field_index(name)
+            field = batch.schema.field(place)
+            batch = batch.set_column(place, field, pa.array(texts, field.type))
+        return batch
+
+    def _whose(
+        self, contract: TableContract, image: Mapping[str, str | None], key: str | None
+    ) -> tuple[str, str, str]:
+        """Return the subject by whose key an image of the row ``key`` landed."""
+        assert contract.subject is not None, "its values are encrypted"
+        text = image.get(contract.subject.column)
+        if text is None:
+            return self.source, row_subject(contract.full_name), key or ""
+        return self.source, contract.subject.name, text
+
+    @cached_property
+    def _subjects(self) -> Mapping[TableName, TableContract]:
+        """The contracts by whose rows in the lake their subject is known."""
+        return {
+            each.table_name: each
+            for each in self.contracts
+            if subject_column_in_lake(each, each.subject) is not None
+        }
