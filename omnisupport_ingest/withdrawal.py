@@ -1,12 +1,12 @@
 """Withdraws a table, or a whole source, from the home: plans and shows it first, then does it in resumable
 steps.
 
-First the contract, with the columns that it has learned, is moved to the folder ``withdrawn`` beside the
-contracts, from where it can be put back;
+First the table leaves the definition of its source, where that names it. Then the contract, with the columns
+that it has learned, is moved to the folder ``withdrawn`` beside the contracts, from where it can be put back;
 the assets of the table disappear at the next start. Then the home's record of the contracts in force is
 updated, then the publication at the source, and last, only on request, the data is dropped. After a crash,
-the same call finds what is in ``withdrawn`` and does only the remaining steps. Raw and deduped events have
-the events of all tables of a source, so those of a withdrawn table stay in them.
+the same call does only the remaining steps. Raw and deduped events have the events of all tables of a source,
+so those of a withdrawn table stay in them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deltalake.exceptions import DeltaError
 from psycopg2.extensions import connection as Connection
@@ -31,12 +32,13 @@ from omnisupport_ingest.contracts.model import (
 )
 from omnisupport_ingest.contracts.pii_policies import TOKENIZE
 from omnisupport_ingest.contracts.protection import needs_protection
-from omnisupport_ingest.contracts.sources import SourceKind, load_source, sources_folder, sources_in_force
+from omnisupport_ingest.contracts.sources import SourceKind, source_of, sources_folder, sources_in_force
 from omnisupport_ingest.contracts.withdrawn import free_path, readable_withdrawn, withdrawn_folder
 from omnisupport_ingest.durable import replace, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.lake.log_files import LogUnreadable
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
@@ -72,11 +74,25 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
+class Unnamed:
+    """A definition that names a table which is to be withdrawn.
+
+    ``file``: its file. ``places``: where it names the table, and what stands there, as JSON.
+    ``document``: the definition without these.
+    """
+
+    file: Path
+    places: Mapping[str, str]
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Withdrawal:
     """What is to be withdrawn.
 
     ``contracts``: those still in force. ``definition``: the file of the source that is withdrawn with them;
-    None for a table. ``to``: the destination of each of these files. ``data``: what ``--drop-data`` drops.
+    None for a table. ``unnamed``: the definition that a withdrawn table is taken out of; None if it does not
+    name the table. ``to``: the destination of each of these files. ``data``: what ``--drop-data`` drops.
     ``windows``: number of windows of the source that are judged again for the remaining tables. ``stays``:
     what may have values of these tables and is never dropped here, and what each is called.
     """
@@ -84,6 +100,7 @@ class Withdrawal:
     source: str
     contracts: tuple[TableContract, ...]
     definition: Path | None
+    unnamed: Unnamed | None
     to: Mapping[Path, Path]
     data: tuple[Data, ...]
     windows: int
@@ -130,8 +147,7 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = _in_force(workspace, [contract])
     _refuse(workspace, there)
-    if there:
-        _refuse_while_defined(settings, contract)
+    unnamed = _unnamed(settings, contract) if there else None
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
     stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
     if there and not stay:
@@ -145,7 +161,7 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
         "Events, with those of other tables": ("landing", "raw", "deduped events", "quarantine")
     }
     stays = events | _copies(home, [contract])
-    return Withdrawal(contract.source, there, None, to, tuple(_data(tables)), windows, stays)
+    return Withdrawal(contract.source, there, None, unnamed, to, tuple(_data(tables)), windows, stays)
 
 
 def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
@@ -172,7 +188,7 @@ def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
     of_source = [each for each in readable_withdrawn(settings, workspace.contracts) if each.source == source]
     to = _destinations(settings, there, definition)
     stays = _copies(home, [*there, *of_source])
-    return Withdrawal(source, there, definition, to, data, 0, stays)
+    return Withdrawal(source, there, definition, None, to, data, 0, stays)
 
 
 def _copies(home: Home, contracts: Sequence[TableContract]) -> dict[str, tuple[str, ...]]:
@@ -196,9 +212,13 @@ def _copies(home: Home, contracts: Sequence[TableContract]) -> dict[str, tuple[s
 
 def take_out_contracts(settings: Settings, home: Home, plan: Withdrawal) -> list[Path]:
     """Move the contracts of ``plan`` to the folder ``withdrawn``, with the columns that they have learned.
+    Before that, the table leaves the definition that names it.
 
     Returns their new paths.
     """
+    if plan.unnamed is not None:
+        with failpoint("contract.file", plan.unnamed.file):
+            replace(plan.unnamed.file, document_text({**plan.unnamed.document}).encode())
     for each in plan.contracts:
         _write_learned(home, each)
     moved = [_move(Path(each.path), plan.to[Path(each.path)]) for each in plan.contracts]
@@ -297,23 +317,39 @@ def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
         )
 
 
-def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
-    """Raise ``WithdrawalRefused`` while the definition of the source names the table."""
+def _unnamed(settings: Settings, contract: TableContract) -> Unnamed | None:
+    """Return the definition of the source without the table; None if it does not name it. Raises
+    ``WithdrawalRefused`` if it names no other."""
     file = sources_folder(settings) / f"{contract.source}.json"
     if not file.exists():
-        return
-    definition = load_source(file)
-    of_events = definition.events.get("tables", ())
-    if contract.name in dict(definition.modes):
-        place = f"tables.{contract.name}"
-    elif contract.table_name in [(each["schema"], each["table"]) for each in of_events]:
-        place = f"events.tables, {contract.full_name}"
-    else:
-        return
-    raise WithdrawalRefused(
-        f"{file} names {contract.name} among its tables ({place}).",
-        fix="Take it out there first: a definition names tables that have contracts.",
-    )
+        return None
+    document = read_document(file, ContractError)
+    source_of(document, file)
+    places: dict[str, str] = {}
+    if contract.name in document.get("tables", {}):
+        tables = {**document["tables"]}
+        places[f"tables.{contract.name}"] = compact(tables.pop(contract.name))
+        if not tables:
+            raise WithdrawalRefused(
+                f"{contract.name} is the only one of the tables that {file} names.",
+                fix=f"Retire the source: omnisupport-ingest sources retire {contract.source}. Or name in "
+                "`tables` what is to be read instead.",
+            )
+        document = {**document, "tables": tables}
+    events = document.get("events", {})
+    of_table = [
+        each
+        for each in events.get("tables", ())
+        if (each["schema"], each["table"]) == (contract.schema, contract.table)
+    ]
+    if of_table:
+        places["events.tables"] = ", ".join(map(compact, of_table))
+        left = [each for each in events["tables"] if each not in of_table]
+        events = {name: value for name, value in events.items() if name != "tables"}
+        events |= {"tables": left} if left else {}
+        document = {name: value for name, value in document.items() if name != "events"}
+        document |= {"events": events} if events else {}
+    return Unnamed(file, places, document) if places else None
 
 
 def _refuse_to_leave_a_slot(workspace: Workspace, last: TableContract) -> None:

@@ -42,9 +42,9 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     """Withdraw the table NAME: its contract, its assets, its entry in the publication. Prints the plan first.
 
     Also for a table that has left the publication, or is gone at the source. The contract is moved to the
-    folder `withdrawn` beside the contracts; put it back and have the table read again (`source snapshot`) to
-    undo this. Dimension, history and net changes stay on disk unless --drop-data; nobody updates them any
-    more. Its events stay in landing, raw and deduped, which hold every table of the source.
+    folder `withdrawn` beside the contracts, and the table leaves the definition of its source; put both back
+    and have the table read again (`source snapshot`) to undo this. Dimension, history and net changes stay on
+    disk unless --drop-data; nobody updates them any more. Its events stay in landing, raw and deduped, which hold every table of the source.
 
     An interrupted call is finished by the same call: NAME means the same table, withdrawn or not. Refused
     where it may be one of two, for the last table of a captured log (`sources retire`), and while the
@@ -139,6 +139,9 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
             f"{counted(plan.windows, 'window')} of {plan.source}: judged again, as the source has other "
             "contracts then."
         )
+    if plan.unnamed is not None:
+        for place, entry in plan.unnamed.places.items():
+            click.echo(f"{plan.unnamed.file}, {place}: {entry} is taken out.")
     for file, to in plan.to.items():
         beside = "; what was withdrawn earlier under its name stays beside it" if is_numbered(to) else ""
         click.echo(f"{file}: moves to {to}{beside}.")

@@ -55,6 +55,10 @@ def folder(kept_in: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path / "told"
 
 
+OF_NOTES = {"pattern": "other", "schema": "public", "table": "notes"}
+"""A pattern that is called like one table, and maps to another."""
+
+
 def is_kept(folder: Path) -> bool:
     """Whether anything of ``folder`` is there: here, or in the bucket behind it."""
     return folder.exists() or any(True for _ in storage_of(folder).listed(folder))
@@ -235,26 +239,37 @@ def test_a_contract_withdrawn_again_under_its_name_leaves_the_earlier_one(folder
 
 
 @pytest.mark.parametrize(
-    ("members", "place"),
+    ("members", "printed", "left"),
     [
-        ({}, None),
+        ({}, None, {}),
         (
             {
                 "kind": "kafka",
                 "kafka": {"topics": ["o"], "settings": {"bootstrap.servers": "127.0.0.1:1"}},
                 "tables": {"other": {"mode": "cdc"}, "notes": {"mode": "cdc"}},
             },
-            "tables.other",
+            'tables.other: {"mode":"cdc"} is taken out',
+            {
+                "kind": "kafka",
+                "kafka": {"topics": ["o"], "settings": {"bootstrap.servers": "127.0.0.1:1"}},
+                "tables": {"notes": {"mode": "cdc"}},
+            },
         ),
         (
             {"events": {"tables": [{"pattern": "o*", "schema": "public", "table": "other"}]}},
-            "events.tables, public.other",
+            'events.tables: {"pattern":"o*","schema":"public","table":"other"} is taken out',
+            {},
         ),
-        ({"events": {"tables": [{"pattern": "other", "schema": "public", "table": "notes"}]}}, None),
+        (
+            {"events": {"tables": [OF_NOTES, {"pattern": "o*", "schema": "public", "table": "other"}]}},
+            'events.tables: {"pattern":"o*","schema":"public","table":"other"} is taken out',
+            {"events": {"tables": [OF_NOTES]}},
+        ),
+        ({"events": {"tables": [OF_NOTES]}}, None, {"events": {"tables": [OF_NOTES]}}),
     ],
 )
-def test_a_definition_that_names_the_table_among_its_tables_is_changed_first(
-    folder: Path, members: dict[str, object], place: str | None
+def test_the_table_leaves_the_definition_that_names_it(
+    folder: Path, members: dict[str, object], printed: str | None, left: dict[str, object]
 ) -> None:
     """By its tables, not by what else has the name: the source, a pattern, a description."""
     (folder / "sources").mkdir()
@@ -265,10 +280,32 @@ def test_a_definition_that_names_the_table_among_its_tables_is_changed_first(
         "description": "other",
         **members,
     }
-    (folder / "sources" / f"{SOURCE}.json").write_text(json.dumps(definition))
+    file = folder / "sources" / f"{SOURCE}.json"
+    file.write_text(json.dumps(definition))
+    command("contracts", "withdraw", "other")
+    assert json.loads(file.read_text()) == definition
     done = command("contracts", "withdraw", "other", "--yes")
-    assert done.code == (0 if place is None else 1), done.output
-    assert place is None or f"names other among its tables ({place})" in done.err
+    assert done.code == 0, done.output
+    assert "is taken out" not in done.out if printed is None else printed in done.out
+    kept = {name: value for name, value in definition.items() if name not in members or name == "kind"}
+    assert json.loads(file.read_text()) == kept | left
+    assert command("sources", "validate").code == 0
+
+
+def test_the_only_table_that_a_definition_names_is_not_withdrawn_alone(folder: Path) -> None:
+    (folder / "sources").mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": SOURCE,
+        "kind": "kafka",
+        "description": "One topic.",
+        "kafka": {"topics": ["o"], "settings": {"bootstrap.servers": "127.0.0.1:1"}},
+        "tables": {"other": {"mode": "cdc"}},
+    }
+    (folder / "sources" / f"{SOURCE}.json").write_text(json.dumps(definition))
+    refused = command("contracts", "withdraw", "other", "--yes")
+    assert refused.code == 1, refused.output
+    assert f"sources retire {SOURCE}" in refused.err and f"{SOURCE}.other" in in_force()
 
 
 def test_a_table_that_another_contract_references_is_refused_and_the_place_named(folder: Path) -> None:
@@ -287,6 +324,8 @@ def test_a_table_that_another_contract_references_is_refused_and_the_place_named
 @pytest.mark.parametrize(
     "point",
     [
+        "contract.file.before",
+        "contract.file.after",
         "contract.withdrawn.before",
         "contract.withdrawn.after",
         "lake.withdrawn.before",
@@ -294,6 +333,16 @@ def test_a_table_that_another_contract_references_is_refused_and_the_place_named
     ],
 )
 def test_a_withdrawal_killed_at_its_gates_is_finished_by_the_same_call(folder: Path, point: str):
+    (folder / "sources").mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": SOURCE,
+        "kind": "files",
+        "description": "Events.",
+        "events": {"tables": [{"pattern": "o*", "schema": "public", "table": "other"}]},
+    }
+    file = folder / "sources" / f"{SOURCE}.json"
+    file.write_text(json.dumps(definition))
     arguments = ("contracts", "withdraw", "other", "--yes", "--drop-data")
     died = subprocess.run(
         [sys.executable, "-m", "omnisupport_ingest.cli.main", *arguments],
@@ -303,7 +352,7 @@ def test_a_withdrawal_killed_at_its_gates_is_finished_by_the_same_call(folder: P
     )
     assert died.returncode == -9, died.stderr.decode()
     assert command(*arguments).code == 0
-    assert in_force() == {f"{SOURCE}.notes", "shop.far"}
+    assert in_force() == {f"{SOURCE}.notes", "shop.far"} and "events" not in json.loads(file.read_text())
     assert (folder / "withdrawn" / f"{SOURCE}.other.json").is_file()
     assert not (folder / "home" / "lake" / SOURCE / "dim_other").exists()
 
