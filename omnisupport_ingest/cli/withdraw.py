@@ -44,7 +44,8 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     Also for a table that has left the publication, or is gone at the source. The contract is moved to the
     folder `withdrawn` beside the contracts, and the table leaves the definition of its source; put both back
     and have the table read again (`source snapshot`) to undo this. Dimension, history and net changes stay on
-    disk unless --drop-data; nobody updates them any more. Its events stay in landing, raw and deduped, which hold every table of the source.
+    disk unless --drop-data; nobody updates them any more. Its events stay in landing, raw and deduped, which
+    hold every table of the source.
 
     An interrupted call is finished by the same call: NAME means the same table, withdrawn or not. Refused
     where it may be one of two, for the last table of a captured log (`sources retire`), and while the
