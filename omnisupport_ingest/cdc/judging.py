@@ -28,7 +28,7 @@ from omnisupport_ingest.cdc.erasing import Erasures, erased_in, without_values
 from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
-from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, OrdinaryEvents, Taken
+from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, NeverOrdinary, OrdinaryEvents, Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
@@ -274,11 +274,13 @@ class _Judge:
         self._window_ends: dict[str, datetime] = {}
         self._ordinary = OrdinaryEvents(
             {each.table_name: each for each in judging_rules.contracts},
-            {event_hash for *_, event_hash in judging_rules.reviews},
             self._window_end,
+            NeverOrdinary(
+                hashes={event_hash for *_, event_hash in judging_rules.reviews},
+                batches={batch_id for *_, batch_id in judging_rules.rejected},
+                windows=judging_rules.sealed,
+            ),
             few=few,
-            rejected={batch_id for *_, batch_id in judging_rules.rejected},
-            sealed=judging_rules.sealed,
             row_columns=judging_rules.row_columns,
         )
         # Only scenarios that keep an event out are looked for.

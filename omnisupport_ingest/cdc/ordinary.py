@@ -85,37 +85,48 @@ class OrdinaryMask:
     warned: Mapping[str, pa.BooleanArray]
 
 
+@dataclass(frozen=True, slots=True)
+class NeverOrdinary:
+    """Events that are always judged one by one.
+
+    Attributes:
+        hashes: of events that people decided about.
+        batches: in which an event breaks a rule that rejects its batch.
+        windows: that are sealed and accept no event.
+    """
+
+    hashes: Collection[int] = ()
+    batches: Collection[str] = ()
+    windows: Collection[str] = ()
+
+
 class OrdinaryEvents:
     """Finds the ordinary events of some tables."""
 
     def __init__(
         self,
         contracts: Mapping[TableName, TableContract],
-        reviewed: Collection[int],
         window_end: Callable[[str], datetime],
+        never: NeverOrdinary,
         *,
         few: int = FEW,
-        rejected: Collection[str] = (),
-        sealed: Collection[str] = (),
         row_columns: Mapping[TableName, RowColumns] = MappingProxyType({}),
     ) -> None:
         """Create a finder for the tables of ``contracts``.
 
         Args:
-            reviewed: hashes of events that people decided about.
             window_end: returns the end of a window.
+            never: events that are left to be judged one by one, whatever they are like.
             few: at most so many events of a table in a batch are left to be judged one by one.
-            rejected: batches with rejected events; none of their events is ordinary.
-            sealed: windows that accept no event; none of theirs is ordinary.
             row_columns: of tables whose rows wait if they are not of their contract's columns.
         """
         self._contracts = contracts
         self._rules: dict[TableName, ColumnRules] = {}
-        self._reviewed = pa.array(sorted(reviewed), pa.int64())
+        self._reviewed = pa.array(sorted(never.hashes), pa.int64())
         self._window_end = window_end
         self._few = few
-        self._rejected = pa.array(sorted(rejected), pa.string()) if rejected else None
-        self._sealed = pa.array(sorted(sealed), pa.string()) if sealed else None
+        self._rejected = pa.array(sorted(never.batches), pa.string()) if never.batches else None
+        self._sealed = pa.array(sorted(never.windows), pa.string()) if never.windows else None
         self._row_columns = row_columns
 
     def find(self, batch: pa.RecordBatch, taken: Taken) -> OrdinaryMask:

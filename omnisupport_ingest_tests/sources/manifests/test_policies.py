@@ -278,8 +278,8 @@ AT_ODDS = {
         [envelope("c", customer(1), order=1, before_lsn=None)],
         [envelope("c", customer(2), order=1, lsn=2000, before_lsn=900)],
     ),
-    "a file of snapshot rows sets the order": (
-        [envelope("r", customer(1), before_lsn=None)],
+    "a file of snapshot rows that a connector read later sets the order": (
+        [envelope("r", customer(1), before_lsn=900)],
         [envelope("c", customer(2), order=1, lsn=2000, before_lsn=1500)],
     ),
 }
