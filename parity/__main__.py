@@ -88,14 +88,16 @@ def _run(running: Server, seeds: range, modes: Modes, broker: str | None) -> boo
     holds = not outcome.unexplained
     if broker is not None:
         click.echo("Taking all through the lake …", err=True)
-        for way in (
-            partial(lake.by_capture, running, captured.ours),
-            partial(lake.by_files, running, captured, shapes, modes),
-            partial(lake.by_topics, running, captured, shapes, modes, broker),
-        ):
-            arrived = way()
-            click.echo(lake.told(arrived))
-            holds = holds and arrived.holds
+        with lake.spark(running) as remote:
+            captured = captured.on(remote)
+            for way in (
+                partial(lake.by_capture, running, captured.ours),
+                partial(lake.by_files, running, captured, shapes, modes),
+                partial(lake.by_topics, running, captured, shapes, modes, broker),
+            ):
+                arrived = way()
+                click.echo(lake.told(arrived))
+                holds = holds and arrived.holds
     verdict = "as documented" if holds else "NOT as documented"
     click.echo(f"{words}, {time.monotonic() - began:.0f} s: {verdict}")
     return holds

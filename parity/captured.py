@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -31,6 +31,12 @@ class Captured:
     events: Path
     files: Ours
     topics: Ours
+
+    def on(self, remote: str) -> Captured:
+        """Return the same, with homes whose commands have their session on the Spark server ``remote``."""
+        return replace(
+            self, ours=self.ours.on(remote), files=self.files.on(remote), topics=self.topics.on(remote)
+        )
 
 
 def capture(server: Server, seeds: range, modes: Modes, broker: str | None) -> Captured:

@@ -8,6 +8,8 @@ dimensions of files and topics must have the same content hash, deleted rows and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,10 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.compare import Comparison, compare
+from omnisupport_ingest.runtime.spark_connect import start_spark_connect
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import write_rows_at
 from parity.captured import Captured
@@ -50,6 +56,15 @@ class Arrived:
     @property
     def holds(self) -> bool:
         return all(each.holds for each in self.tables.values()) and not self.unlike
+
+
+@contextmanager
+def spark(server: Server) -> Iterator[str]:
+    """The address of a Spark server for the commands of all homes, of which each would start its own."""
+    settings = Settings(_env_file=None, home=server.folder / "spark", spark_driver_memory="1g")  # type: ignore[call-arg]
+    home = Home.open(settings.home, settings.window_size)
+    with Supervisor(home) as supervisor:
+        yield start_spark_connect(supervisor, settings, home).url
 
 
 def by_capture(server: Server, home: Ours) -> Arrived:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -45,6 +45,10 @@ class Ours:
     def settings(self) -> Settings:
         named = {name.removeprefix(PREFIX).lower(): value for name, value in self.variables.items()}
         return Settings(_env_file=None, **named)  # type: ignore[arg-type]
+
+    def on(self, remote: str) -> Ours:
+        """Return this home, its commands with their session on the Spark server ``remote``."""
+        return replace(self, variables={**self.variables, f"{PREFIX}SPARK_REMOTE": remote})
 
     def run(self, *arguments: str, seconds: float) -> None:
         """One of our commands, to its end; ``ClickException`` with what it said if it fails."""
