@@ -61,7 +61,7 @@ class Arrived:
 @contextmanager
 def spark(server: Server) -> Iterator[str]:
     """The address of a Spark server for the commands of all homes, of which each would start its own."""
-    settings = Settings(_env_file=None, home=server.folder / "spark", spark_driver_memory="1g")  # type: ignore[call-arg]
+    settings = Settings(_env_file=None, home=server.folder / "spark", spark_driver_memory="1g")
     home = Home.open(settings.home, settings.window_size)
     with Supervisor(home) as supervisor:
         yield start_spark_connect(supervisor, settings, home).url
