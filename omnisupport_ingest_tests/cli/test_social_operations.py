@@ -18,6 +18,7 @@ import deltalake
 import psycopg2
 import pytest
 
+from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -29,6 +30,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
+_CONTRACTS = program_file(SOCIAL.contracts)
 _SEED = 7
 _RUN_SECONDS = 900
 
@@ -67,13 +69,14 @@ class Platform:
         return {
             "OMNISUPPORT_HOME": str(self.folder / "home"),
             "OMNISUPPORT_SOURCE": "social",
+            "OMNISUPPORT_CONTRACTS_DIR": str(_CONTRACTS),
             "OMNISUPPORT_WEBSERVER_PORT": "0",
             "OMNISUPPORT_SPARK_DRIVER_MEMORY": "1g",
         }
 
     @property
     def settings(self) -> Settings:
-        return Settings(_env_file=None, home=self.folder / "home", source="social")
+        return Settings(_env_file=None, home=self.folder / "home", source="social", contracts_dir=_CONTRACTS)
 
     @property
     def dsn(self) -> str:
