@@ -181,6 +181,7 @@ _LONG = {
     "sources/postgres/test_encrypted_at_rest.py": 260,
     "review/test_reviews.py": 240,
     "cli/test_demo.py": 230,
+    "cli/test_social_operations.py": 300,
     "layers/test_marking_rows.py": 230,
     "layers/test_damaged_state.py": 220,
     "layers/test_privacy.py": 230,

@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
+from omnisupport_ingest.contracts.sources import SourceKind, load_source
 from omnisupport_ingest.landing.debezium_envelope import Origin, envelope
 from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest_tests.sources.kafka.broker import running_broker
 from parity import categories
 from parity.categories import CATEGORIES
 from parity.compare import Outcome, compare
 from parity.modes import TEXT
 from parity.shapes import Shape
 from parity.told import OurEvent, Record, Theirs, Transaction
+from parity.topics import PARTITIONS, Topics, write_definition
 from parity.typed import typed
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "debezium_parity.md"
@@ -239,3 +243,45 @@ def test_a_transaction_that_one_of_the_two_does_not_have_is_found() -> None:
 def test_a_delete_without_its_tombstone_is_found() -> None:
     without = theirs()
     assert outcome(Theirs(without.transactions, [], [], [])).unexplained
+
+
+JAVAS_PARTITIONS = {
+    "foobar": 0,
+    "abc": 0,
+    "a-little-bit-long-string": 2,
+    "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": 2,
+}
+"""Keys with the partition of three that Java's producer gives them, by hashes of Kafka's ``UtilsTest``."""
+
+
+@pytest.mark.full
+def test_records_are_sent_as_debeziums_server_sends_them(tmp_path: Path) -> None:
+    with running_broker(tmp_path / "log") as broker:
+        topics = Topics(broker.address)
+        for key in JAVAS_PARTITIONS:
+            topics.send("parity.a", key, '{"amount": 1.10}', [("h", '{"id": 1}')])
+            topics.send("parity.a", key, None, [])
+        topics.flush()
+        settings = {"bootstrap.servers": broker.address, "group.id": "g", "auto.offset.reset": "earliest"}
+        consumer = Consumer(settings)
+        consumer.assign([TopicPartition("parity.a", number, 0) for number in range(PARTITIONS)])
+        found: dict[str, list[Any]] = {}
+        while sum(map(len, found.values())) < 2 * len(JAVAS_PARTITIONS):
+            for each in consumer.consume(20, 5.0):
+                assert each.error() is None
+                found.setdefault(each.key().decode(), []).append(each)
+        consumer.close()
+    assert {key: each[0].partition() for key, each in found.items()} == JAVAS_PARTITIONS
+    for first, tombstone in found.values():
+        assert first.value() == b'{"amount": 1.10}', "digits stay as they were written"
+        assert first.headers() == [("h", b'{"id": 1}')]
+        assert tombstone.value() is None and tombstone.partition() == first.partition()
+
+
+def test_the_definition_of_the_topics_is_one_that_the_program_reads(tmp_path: Path) -> None:
+    path = tmp_path / "sources" / "parity_topics.json"
+    write_definition(path, "parity_topics", "127.0.0.1:1", TEXT)
+    found = load_source(path)
+    assert found.kind is SourceKind.KAFKA and found.events == {"decimals": "string"}
+    assert found.kafka is not None
+    assert found.kafka.chooses("parity.parity.by_int") and not found.kafka.chooses("paritytwo.a")

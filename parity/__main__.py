@@ -1,10 +1,11 @@
-"""``python -m parity``: both captures over the same changes, every event, and both ways into the lake."""
+"""``python -m parity``: both captures over the same changes, every event, and all ways into the lake."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ import click
 from omnisupport_ingest import __version__
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.embedded.server import DATABASE
+from omnisupport_ingest_tests.sources.kafka.broker import running_broker
 from parity import lake
 from parity.captured import capture
 from parity.categories import CATEGORIES
@@ -34,7 +36,11 @@ _SHOWN = 10
 @click.option("--seeds", type=click.IntRange(min=0), default=20, show_default=True, help="Random workloads.")
 @click.option("--start", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
 @click.option(
-    "--lake/--no-lake", "into_lake", default=True, show_default=True, help="Both ways into the lake."
+    "--lake/--no-lake",
+    "into_lake",
+    default=True,
+    show_default=True,
+    help="Our capture, and Debezium's records as files and from Kafka, into a lake each.",
 )
 @click.option(
     "--modes",
@@ -59,32 +65,39 @@ def main(seeds: int, start: int, into_lake: bool, modes: str, keep: Path | None)
     if keep is not None and keep.exists():
         raise click.UsageError(f"{keep} exists: name a new folder for --keep.")
     try:
-        with server(keep) as running:
-            holds = _run(running, range(start, start + seeds), BY_NAME[modes], into_lake=into_lake)
+        with ExitStack() as stack:
+            running, broker = stack.enter_context(server(keep)), None
+            if into_lake:
+                broker = stack.enter_context(running_broker(running.folder / "broker.log")).address
+            holds = _run(running, range(start, start + seeds), BY_NAME[modes], broker)
     except IngestError as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0 if holds else 1)
 
 
-def _run(running: Server, seeds: range, modes: Modes, *, into_lake: bool) -> bool:
+def _run(running: Server, seeds: range, modes: Modes, broker: str | None) -> bool:
+    """Whether everything is as documented. ``broker``: None if nothing goes into a lake."""
     began = time.monotonic()
     words = f"{len(SCRIPTS)} scripts and {len(seeds)} seeds" + (f" from {seeds.start}" if seeds else "")
     click.echo(f"Capturing {words}, twice at once …", err=True)
-    captured = capture(running, seeds, modes)
+    captured = capture(running, seeds, modes, broker)
     landed = captured.ours.landed()
     shapes = shapes_of(running, (batch for batch, _ in landed), modes)
     outcome = compare(our_transactions(landed, __version__, DATABASE), read_records(captured.events), shapes)
     _print(outcome)
     holds = not outcome.unexplained
-    if into_lake:
-        click.echo("Taking both through the lake …", err=True)
-        for way in (
-            partial(lake.by_capture, running, captured.ours),
-            partial(lake.by_files, running, captured, shapes, modes),
-        ):
-            arrived = way()
-            click.echo(lake.told(arrived))
-            holds = holds and arrived.holds
+    if broker is not None:
+        click.echo("Taking all through the lake …", err=True)
+        with lake.spark(running) as remote:
+            captured = captured.on(remote)
+            for way in (
+                partial(lake.by_capture, running, captured.ours),
+                partial(lake.by_files, running, captured, shapes, modes),
+                partial(lake.by_topics, running, captured, shapes, modes, broker),
+            ):
+                arrived = way()
+                click.echo(lake.told(arrived))
+                holds = holds and arrived.holds
     verdict = "as documented" if holds else "NOT as documented"
     click.echo(f"{words}, {time.monotonic() - began:.0f} s: {verdict}")
     return holds

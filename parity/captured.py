@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -24,15 +24,26 @@ _CATCH_UP_SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What both have captured: our home; and the file of Debezium's records, with the home for them."""
+    """What both have captured: our home; the file of Debezium's records; and a home for each way that they
+    come by, files and topics."""
 
     ours: Ours
     events: Path
     files: Ours
+    topics: Ours
+
+    def on(self, remote: str) -> Captured:
+        """Return the same, with homes whose commands have their session on the Spark server ``remote``."""
+        return replace(
+            self, ours=self.ours.on(remote), files=self.files.on(remote), topics=self.topics.on(remote)
+        )
 
 
-def capture(server: Server, seeds: range, modes: Modes) -> Captured:
-    """Make the tables, start both captures, run everything, and wait until both have all of it."""
+def capture(server: Server, seeds: range, modes: Modes, broker: str | None) -> Captured:
+    """Make the tables, start both captures, run everything, and wait until both have all of it.
+
+    ``broker``: the address that Debezium's records go to beside their file; None: nowhere.
+    """
     server.execute(DDL)
     listed = ", ".join(f'{SCHEMA}."{name}"' for name in PUBLISHED)
     for publication in (ours.PUBLICATION, debezium.PUBLICATION):
@@ -43,9 +54,10 @@ def capture(server: Server, seeds: range, modes: Modes) -> Captured:
     home = ours.home_of(server, "ours", ours.SOURCE)
     # Now: a contract that is made later may have a column of which rows from before tell nothing.
     files = ours.home_of(server, "files", ours.FILES)
+    topics = ours.home_of(server, "topics", ours.TOPICS)
     following = ours.start(server, home)
     try:
-        engine = debezium.start(server, modes)
+        engine = debezium.start(server, modes, broker)
         try:
             _wait_until_both_read(server)
             _work(server, seeds)
@@ -57,7 +69,7 @@ def capture(server: Server, seeds: range, modes: Modes) -> Captured:
         following.wait(Lsn.parse(end), _CATCH_UP_SECONDS)
     finally:
         following.stop()
-    return Captured(home, engine.events, files)
+    return Captured(home, engine.events, files, topics)
 
 
 def _work(server: Server, seeds: range) -> None:

@@ -68,8 +68,11 @@ class Engine:
             self.process.wait()
 
 
-def start(server: Server, modes: Modes) -> Engine:
-    """Start the engine on its slot, which is there already, with ``modes`` for its values."""
+def start(server: Server, modes: Modes, broker: str | None) -> Engine:
+    """Start the engine on its slot, which is there already, with ``modes`` for its values.
+
+    ``broker``: the address that its records go to, too; None: only to the file.
+    """
     reach = server.reach
     settings, events = server.folder / "debezium.json", server.folder / "debezium.jsonl"
     properties = {
@@ -88,7 +91,10 @@ def start(server: Server, modes: Modes) -> Engine:
     log = server.folder / "debezium.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "parity.engine", str(settings), str(events), str(libjvm)],
+            [
+                *(sys.executable, "-m", "parity.engine", str(settings), str(events), str(libjvm)),
+                *(() if broker is None else (broker,)),
+            ],
             stdout=output,
             stderr=subprocess.STDOUT,
             # Its library writes logs into the working directory, and takes settings from there.

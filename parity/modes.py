@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """``settings``: of the connector. ``land``: what ``land`` must be told of them."""
+    """``settings``: of the connector. ``land``, ``events``: what ``land`` and the definition of a source of
+    topics must say of them."""
 
     as_text: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     land: tuple[str, ...] = ()
+    events: Mapping[str, str] = field(default_factory=dict)
 
 
 DEFAULT = Modes()
@@ -23,5 +25,6 @@ TEXT = Modes(
         "interval.handling.mode": "string",
     },
     land=("--decimals", "string"),
+    events={"decimals": "string"},
 )
 BY_NAME = {"default": DEFAULT, "text": TEXT}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -25,8 +25,8 @@ from parity.tables import PUBLISHED, SCHEMA, WITHOUT_KEY
 
 SLOT = PUBLICATION = "parity_ours"
 SOURCE = "parity"
-FILES = "parity_files"
-"""The source of Debezium's records, in a home of its own."""
+FILES, TOPICS = "parity_files", "parity_topics"
+"""The sources of Debezium's records, each in a home of its own."""
 
 _SETUP_SECONDS = 120
 _STOP_SECONDS = 30
@@ -45,6 +45,10 @@ class Ours:
     def settings(self) -> Settings:
         named = {name.removeprefix(PREFIX).lower(): value for name, value in self.variables.items()}
         return Settings(_env_file=None, **named)  # type: ignore[arg-type]
+
+    def on(self, remote: str) -> Ours:
+        """Return this home, its commands with their session on the Spark server ``remote``."""
+        return replace(self, variables={**self.variables, f"{PREFIX}SPARK_REMOTE": remote})
 
     def run(self, *arguments: str, seconds: float) -> None:
         """One of our commands, to its end; ``ClickException`` with what it said if it fails."""
@@ -86,7 +90,7 @@ def home_of(server: Server, name: str, source: str) -> Ours:
     found = Ours(folder / "home", contracts, source, variables)
     tables = [f"{SCHEMA}.{each}" for each in PUBLISHED if each != WITHOUT_KEY]
     settings = found.settings.model_copy(update={"source": source})
-    outcomes = write_contracts(NewContracts(settings, tables, contracts, owner="team:parity"))
+    outcomes = write_contracts(NewContracts(settings, tables, None, owner="team:parity"))
     for each in outcomes:
         if each.status != "written":
             raise click.ClickException(f"No contract of {each.table}: {each.problem}")

@@ -77,7 +77,8 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
 
     Each change is sent: red checks, failed runs and sensors, broken service levels, a capture that failed, a
     gap, each schema change that asks for something, contracts whose file is gone, slots of logs of which no
-    table has a contract, events in quarantine that were not discarded, the disk. A problem in which only a
+    table has a contract, targets that are late or cannot be synced, events in quarantine that were not
+    discarded, the disk. A problem in which only a
     number has changed is not sent again, but a warning that has become an alarm is. When all is well again,
     that is sent; never of what could not be looked at. What could not be sent is tried again by the next
     look.

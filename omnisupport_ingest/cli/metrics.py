@@ -97,6 +97,18 @@ def _table(name: str, text: str, value_of: _ValueOf) -> Metric:
     return Metric(name, text, ("source", "table"), values)
 
 
+def _target(name: str, text: str, value_of: _ValueOf) -> Metric:
+    """Return a metric of each target."""
+
+    def values(document: dict[str, Any]) -> _Values:
+        for source in document["sources"]:
+            for target in source["targets"]:
+                table = str(target["table"]).removeprefix(f"{source['source']}.")
+                yield (source["source"], table), value_of(target)
+
+    return Metric(name, text, ("source", "table"), values)
+
+
 def _quarantine(document: dict[str, Any]) -> _Values:
     for source in document["sources"]:
         for reason, events in source["quarantine"].items():
@@ -135,7 +147,7 @@ METRICS: tuple[Metric, ...] = (
     _home("broken", "1 if `status` says BROKEN.", lambda home: float(home["health"]["level"] == "broken")),
     _home(
         "running",
-        "1 while the daemon that takes landing into the lake runs and gives heartbeats.",
+        "1 while `up`, `demo` or the service `daemon` runs, and Dagster's daemon gives heartbeats.",
         lambda home: float(home["platform"]["running"] and not home["platform"]["daemon_hangs"]),
     ),
     _home(
@@ -212,6 +224,21 @@ METRICS: tuple[Metric, ...] = (
         "table_differs",
         "1 if a comparison with the source found other rows, until one finds them equal.",
         _differs,
+    ),
+    _target(
+        "target_behind_versions",
+        "Versions of its dimension that a target lacks; none if that is not known.",
+        lambda target: target["versions_behind"],
+    ),
+    _target(
+        "target_behind_seconds",
+        "How long ago the first version that a target lacks was committed; 0 if it lacks none.",
+        lambda target: target["seconds_behind"],
+    ),
+    _target(
+        "target_failing",
+        "1 if the last sync of a target failed.",
+        lambda target: float(target["problem"] is not None),
     ),
 )
 """All are gauges. `landed_batches` and `landed_events` grow until landing is trimmed."""
@@ -343,8 +370,8 @@ loopback alone; `serve metrics` does for services that are started one by one. B
 
 `deploy/grafana-dashboard.json` of the repository is a dashboard of them: import it in Grafana, and choose
 your Prometheus. `deploy/prometheus-alerts.yaml` has alerts on red checks, failed runs, tables that are
-behind or differ, slots and the disk, each with the command that helps: name it under `rule_files`, and
-change its limits.
+behind or differ, late targets, slots and the disk, each with the command that helps: name it under
+`rule_files`, and change its limits.
 
 All are gauges. `{PREFIX}up` is 1 if the home can be looked at, `{PREFIX}running` is 1 if something is taken
 in, too; its absence tells that whoever serves the metrics does not run.

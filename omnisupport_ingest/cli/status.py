@@ -31,6 +31,7 @@ from omnisupport_ingest.cli.status_live import watch as watching
 from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 from omnisupport_ingest.cli.status_promised import promised_document
 from omnisupport_ingest.cli.status_reading import ReadingLooks
+from omnisupport_ingest.cli.status_targets import targets_document
 from omnisupport_ingest.cli.status_text import show_status
 from omnisupport_ingest.contracts.decision_table import DecisionTableRefused
 from omnisupport_ingest.contracts.in_force import contracts_gone, in_force
@@ -93,9 +94,11 @@ def status(
     running platform. The source gets a second to answer. Times are UTC.
 
     \b
-    health    broken: capture has failed, landing or a table cannot be read, or a gap holds batches back
+    health    broken: capture has failed, landing, a table or files of quarantine cannot be read, a gap holds
+              batches back, or Dagster's daemon hangs
               WARNING: a check, a sensor or the last run of a job failed, a slot is in danger, a table
-              is left out, nobody will read a slot, or events in quarantine were not discarded; else healthy
+              is left out, nobody will read a slot, a target is late or cannot be synced, or events in
+              quarantine were not discarded; else healthy
     windows   open, closed, and late ones, which wait for a replay
     source    every source that is captured, or read by cursors or from topics, with how far it is behind
     changed   schema changes that need an action; contracts whose file is gone; files of a captured
@@ -103,6 +106,8 @@ def status(
     pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
               until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
+    target    how far a table of another PostgreSQL is behind its dimension, by its last syncs, and why the
+              last one failed
 
     Sources of which nothing has landed are only counted, unless --all or --source names them.
 
@@ -167,7 +172,10 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     readings = ReadingLooks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [
-        _source_document(overview(workspace, each)) | facts_document(workspace, each) for each in shown
+        _source_document(overview(workspace, each))
+        | facts_document(workspace, each)
+        | {"targets": targets_document(workspace, each)}
+        for each in shown
     ]
     answered_by = time.monotonic() + _SOURCE_SECONDS
     logs = [log_document(each, home, probe, answered_by) for each, probe in probes]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.status_promised import promises_broken
+from omnisupport_ingest.cli.status_targets import target_problems
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.storage import has_landed
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -215,6 +216,8 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     for kind, says, helps in promises_broken(document):
         yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
+        for kind, says, fix in target_problems(each.get("targets", [])):
+            yield Problem(kind, says, fix)
         if (lost := each.get("quarantine_problem")) is not None:
             kind, hidden = f"quarantine files {each['source']}", f"quarantine {each['source']}"
             yield Problem(kind, lost["problem"], lost["fix"], broken=True, hides=(hidden,))

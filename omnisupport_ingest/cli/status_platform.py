@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.probes import daemon_hangs
-from omnisupport_ingest.runtime.home_lock import in_use
+from omnisupport_ingest.cli.probes import UP, daemon_hangs
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, holder
 from omnisupport_ingest.runtime.ports import LOOPBACK
 from omnisupport_ingest.runtime.recorded_runs import recorded
 from omnisupport_ingest.runtime.running import running_services, ui_port
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.runtime.recorded_runs import RunSeen
     from omnisupport_ingest.settings import Settings
+
+_TAKING_IN = frozenset({UP, "demo", DAEMON_HOLDS})
+"""Commands that hold the home while they take in what lands. Others hold it, too, so that nothing runs beside
+them, such as `materialize` and `home copy`."""
 
 _GOING_ON_SHOWN = 10
 _ENDED_SHOWN = 3
@@ -49,9 +53,11 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
     if sensors is None and known is not None:
         sensors = known.sensors
     # Testing a lock that does not exist would create its file.
-    running = (run_folder / "supervisor.lock").exists() and in_use(home)
+    held = holder(home) if (run_folder / "supervisor.lock").exists() else None
+    running = held is not None and (held.command is None or held.command in _TAKING_IN)
     return {
         "running": running,
+        "held_by": str(held) if held is not None and not running else None,
         "daemon_hangs": running and daemon_hangs(home, settings),
         "records_unread": [*unread],
         "services": running_services(run_folder),
@@ -99,6 +105,8 @@ def platform_facts(platform: dict[str, Any], *, everything: bool) -> Iterator[tu
 
 
 def _platform_line(platform: dict[str, Any]) -> str:
+    if (held_by := platform.get("held_by")) is not None:
+        return f"not running: {held_by} has the home"
     if not platform["running"]:
         return "not running (omnisupport-ingest up)"
     ui = f"UI: {platform['ui']}" if platform["ui"] else "no UI"

@@ -12,6 +12,7 @@ from omnisupport_ingest.cli.status_health import health_line, logs_in, source_fa
 from omnisupport_ingest.cli.status_platform import platform_facts
 from omnisupport_ingest.cli.status_promised import promised_facts, table_name
 from omnisupport_ingest.cli.status_reading import reading_summary
+from omnisupport_ingest.cli.status_targets import target_facts
 
 
 def show_status(document: dict[str, Any], *, everything: bool) -> None:
@@ -53,6 +54,7 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
         lines = [*_landing_facts(each["landing"]), *_freshness_facts(each["source"], each["tables"])]
         lines += promised_facts(each["source"], each["tables"])
         lines += source_facts(each)
+        lines += target_facts(each["targets"])
         render.facts(lines, indent=2, label=11)
         # A source of which nothing has landed has no table to show.
         if each["landing"]["batches"] or any(table["there"] for table in each["tables"]):

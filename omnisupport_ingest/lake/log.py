@@ -22,6 +22,7 @@ from omnisupport_ingest.lake.log_files import vector_of
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.storage import at_hand
 
 _FileKey = tuple[str, DeletionVector | None]
@@ -71,6 +72,16 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
     if not are_there((*added, *files.gone)):
         return None
     return LogChanges(added, replaced, files.gone, files.new_states, files.states, files.oldest)
+
+
+def committed_at(table: TablePlace, version: int) -> datetime:
+    """Return when ``version`` was committed. Raises ``FileNotFoundError`` if its entry is gone."""
+    entry = at_hand(table.folder / "_delta_log" / f"{version:020d}.json")
+    actions = (json.loads(line) for line in entry.read_text().splitlines() if line)
+    timestamp = next((each["commitInfo"].get("timestamp") for each in actions if "commitInfo" in each), None)
+    # A copy of the file has another time than the commit; an entry that another program wrote may have none.
+    moment = timestamp / 1000 if isinstance(timestamp, (int, float)) else entry.stat().st_mtime
+    return datetime.fromtimestamp(moment, UTC)
 
 
 def by_window(files: Iterable[LakeFile]) -> dict[str, list[LakeFile]]:

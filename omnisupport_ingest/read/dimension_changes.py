@@ -10,10 +10,9 @@ columns that a policy protects since. These values are not shown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import duckdb
@@ -27,14 +26,13 @@ from omnisupport_ingest.lake.deletion_vectors import are_there
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_sql
-from omnisupport_ingest.lake.log import files_since
+from omnisupport_ingest.lake.log import committed_at, files_since
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.erasures import ErasureLedger
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.storage import at_hand
 
 INSERT, UPDATE, DELETE, PURGE = "insert", "update", "delete", "purge"
 """Kinds of changes: a row that is new or lives again, another state of a row, its soft delete, and a
@@ -138,21 +136,12 @@ def changes_of(
         _Version(contract, erased, _protected(contract, each))
         for each in (snapshot, _snapshot(table, version - 1))
     )
-    at = _committed_at(table, version)
+    at = committed_at(table, version)
     row_changes = [
         _change(contract, version, at, now.row(after.get(key)), then.row(before.get(key)))
         for key in after.keys() | before.keys()
     ]
     return sorted(row_changes, key=lambda each: (each.position, each.key))
-
-
-def _committed_at(table: LakeTable, version: int) -> datetime:
-    entry = at_hand(table.folder / "_delta_log" / f"{version:020d}.json")
-    actions = (json.loads(line) for line in entry.read_text().splitlines() if line)
-    timestamp = next((each["commitInfo"].get("timestamp") for each in actions if "commitInfo" in each), None)
-    # A copy of the file has another time than the commit; an entry that another program wrote may have none.
-    moment = timestamp / 1000 if isinstance(timestamp, (int, float)) else entry.stat().st_mtime
-    return datetime.fromtimestamp(moment, UTC)
 
 
 # --- what must not be shown any more -----------------------------------------------------------------------

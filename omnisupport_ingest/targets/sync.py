@@ -46,6 +46,7 @@ from omnisupport_ingest.targets.columns import (
 )
 from omnisupport_ingest.targets.lake_rows import CurrentState, Difference, entry_of
 from omnisupport_ingest.targets.note import SyncRecord, commit_note, prepare_notes, read_note
+from omnisupport_ingest.targets.standing import note_failed, note_synced
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -131,14 +132,21 @@ def sync_target(
     """Write to the target of ``contract`` what it lacks.
 
     ``compare``: compare all rows, even if the versions say that nothing is missing. ``anew``: take the lake
-    as it is, even if the target has a later state. Raises ``NoTarget``, ``TargetUnavailable``,
-    ``TargetRefused``, ``TargetAhead``, ``NotThereYet`` and ``ConnectionMissing``.
+    as it is, even if the target has a later state. The home notes what came of it (``standing``). Raises
+    ``NoTarget``, ``TargetUnavailable``, ``TargetRefused``, ``TargetAhead``, ``NotThereYet`` and
+    ``ConnectionMissing``.
     """
     policy = _policy(contract)
     CurrentState.of(workspace, contract)
-    with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
-        prepare_notes(connection, policy)
-        return _Sync(workspace, contract, policy, connection).run(compare=compare, anew=anew)
+    try:
+        with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
+            prepare_notes(connection, policy)
+            done = _Sync(workspace, contract, policy, connection).run(compare=compare, anew=anew)
+    except Exception as error:
+        note_failed(workspace.home, contract, error)
+        raise
+    note_synced(workspace.home, contract, done.table_id, done.delta_version)
+    return done
 
 
 def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:

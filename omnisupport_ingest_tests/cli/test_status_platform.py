@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
 from omnisupport_ingest.cli.status_health import _of_platform
 from omnisupport_ingest.cli.status_platform import platform_document, platform_facts
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeLock
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 
@@ -56,3 +58,23 @@ def test_records_that_cannot_be_read_are_a_problem_of_their_own(tmp_path: Path) 
     (found,) = _of_platform(platform_document(away, home, None))
     assert found.kind == "records"
     assert found.hides == ("run ", "sensor ", "check ")
+
+
+@pytest.mark.parametrize(
+    ("command", "running"),
+    [("up", True), ("demo", True), (DAEMON_HOLDS, True), ("materialize", False), ("home copy", False)],
+)
+def test_the_platform_runs_while_something_takes_in_what_lands(
+    command: str, running: bool, tmp_path: Path
+) -> None:
+    settings = Settings(_env_file=None)  # type: ignore[call-arg]
+    home = Home.open(tmp_path / "home", WindowSize(60))
+    with HomeLock(home, command):
+        platform = platform_document(settings, home, None)
+    assert platform["running"] is running
+    ((_, line), *_) = platform_facts(platform, everything=False)
+    if running:
+        assert platform["held_by"] is None and line.startswith("running")
+    else:
+        assert line.startswith(f"not running: `{command}` (process ") and line.endswith(" has the home")
+    assert platform_document(settings, home, None)["held_by"] is None

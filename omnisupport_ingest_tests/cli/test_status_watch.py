@@ -55,6 +55,17 @@ RED = {"asset": "desk/dim_notes", "check": "fresh", "said": "It is behind. Look:
 
 UNREADABLE = {"problem": "x", "fix": "y"}
 
+TARGET = {
+    "table": "desk.notes",
+    "target": "public.notes",
+    "lake_version": 7,
+    "version": 5,
+    "versions_behind": 2,
+    "seconds_behind": 899.0,
+    "synced_at": "2026-11-21T10:00:00+00:00",
+    "problem": None,
+}
+
 
 def changed(*path: Any, to: Any) -> dict[str, Any]:
     found = copy.deepcopy(WELL)
@@ -99,6 +110,17 @@ def test_a_platform_with_nothing_wrong_is_healthy() -> None:
         (changed("platform", "sensors", 0, "running", to=False), "warning", "is stopped"),
         (changed("sources", 0, "quarantine", to={"collision": 2}), "warning", "2 events of desk"),
         (changed("platform", "checks", to=None), "healthy", None),
+        (changed("sources", 0, "targets", to=[TARGET]), "healthy", None),
+        (
+            changed("sources", 0, "targets", to=[TARGET | {"seconds_behind": 901.0}]),
+            "warning",
+            "the target public.notes of desk.notes is late: 2 versions behind for 15 min",
+        ),
+        (
+            changed("sources", 0, "targets", to=[TARGET | {"problem": {"problem": "No.", "fix": "y"}}]),
+            "warning",
+            "cannot be synced: No",
+        ),
     ],
 )
 def test_the_worst_thing_is_the_level_and_each_has_a_reason(

@@ -175,10 +175,17 @@ class Cluster:
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=ANSWER_SECONDS,
             )
-            try:
-                found.append([asked[place].result(ANSWER_SECONDS).offset for place in places])
-            except NoAnswer:
-                raise KafkaException("the offsets of its partitions were not told in time") from None
+            offsets = []
+            for place in places:
+                # Of a partition without a leader the cluster tells nothing: the error says which one it is.
+                where = f"{place.topic}[{place.partition}]"
+                try:
+                    offsets.append(asked[place].result(ANSWER_SECONDS).offset)
+                except NoAnswer:
+                    raise KafkaException(f"the offsets of {where} were not told in time") from None
+                except KafkaException as problem:
+                    raise KafkaException(f"the offsets of {where}: {problem.args[0].str()}") from None
+            found.append(offsets)
         return found[0], found[1]
 
     def _admin(self) -> AdminClient:
