@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,8 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.windows import OUT_OF_RANGE
+
+T = TypeVar("T")
 
 _EVENT_IDENTITY = ["commit_lsn", "ordinal", "identity"]
 """Columns that identify an event within its epoch."""
@@ -194,7 +196,7 @@ def _groups(part: _Part) -> list[_Part]:
     The ranges may be too wide, because LSN and ordinal have separate statistics.
     """
     try:
-        described = pq.read_metadata(_there(part))
+        described = _reading(part, pq.read_metadata)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(part, error) from error
     columns = [described.schema.names.index(name) for name in _EVENT_IDENTITY[:2]]
@@ -207,13 +209,13 @@ def _groups(part: _Part) -> list[_Part]:
     return groups
 
 
-def _there(part: _Part) -> Path:
-    """Return the data file of ``part``, or the narrow file that stands for it if retention removed it."""
-    if part.path.exists():
-        return part.path
-    kept = at_hand(part.kept)
-    # Without either, the error names the data file.
-    return kept if kept.exists() else part.path
+def _reading(part: _Part, read: Callable[[Path], T]) -> T:
+    """Return what ``read`` returns of the data file of ``part``, or of the narrow file that stands for it if
+    retention removed it."""
+    try:
+        return read(part.path)
+    except FileNotFoundError:
+        return read(at_hand(part.kept))
 
 
 def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
@@ -233,7 +235,7 @@ def _event_positions(group: _Part) -> pa.Table:
     """Return position and commit time of the events of a row group. Of a narrow file, ``identity`` has hashes
     (``identity_hashes``)."""
     try:
-        with pq.ParquetFile(_there(group)) as file:
+        with _reading(group, pq.ParquetFile) as file:
             table = file.read_row_group(group.group, columns=[*_EVENT_IDENTITY, "source_ts"])
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(group, error) from error

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY, LANDED_SCHEMA
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.storage import create_exclusively, storage_of
@@ -51,14 +52,21 @@ def keep_positions(landing: Path, part: LandedPart) -> None:
     """Keep the positions of the data file of ``part``, durably, unless they are kept already.
 
     Call it before the data file is deleted. Does nothing if that is gone. ``landing``: the landing folder of
-    its source.
+    its source. Raises ``DamagedBatch`` if the data file cannot be read.
     """
     kept = kept_file(landing, part.path)
     storage = storage_of(kept)
     landed = storage.at_hand(landing / part.path)
     if storage.exists(kept) or not landed.exists():
         return
-    content = _narrow(landed)
+    try:
+        content = _narrow(landed)
+    except (OSError, pa.ArrowException) as error:
+        raise DamagedBatch(
+            f"Data file {landed} cannot be read: {type(error).__name__}. So it does not leave landing.",
+            fix="Restore the file from a backup of the landing folder; `omnisupport-ingest landing verify` "
+            "finds every damaged one.",
+        ) from error
     with failpoint("landing.positions", kept):
         if not kept.parent.is_dir():
             kept.parent.mkdir(mode=0o700, exist_ok=True)

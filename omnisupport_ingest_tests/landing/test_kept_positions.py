@@ -154,3 +154,12 @@ def test_positions_that_are_lost_are_damage_and_nothing_lands_beside_them(
     assert len(found) == 1 and kept.name in found[0].problem
     with pytest.raises(DamagedBatch):
         placed(store, [told(5, 1, 1)])
+
+
+def test_a_damaged_data_file_is_named_and_stays(store: LandingStore) -> None:
+    (part,) = parts(landed(store, [told(5, 1, 0)], "one"))
+    path = store.path_of(part)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DamagedBatch, match=path.name):
+        keep_positions(store.folder, part)
+    assert not keeps_any(store.folder)
