@@ -5,9 +5,9 @@ then lands in the window where the position landed first (``first_windows``), so
 two. The data files say which window that is. Once they leave, a narrow file for each of them does: position,
 a hash of the identity, and the commit time. Its row groups are those of the data file.
 
-The identity itself is not kept: a hash of 64 bits tells events of one position apart. A hash of content in
-it is cut off first, so that nobody can test guessed values against what is left. Then two events of one
-position that differ in content alone count as the same here; judging compares their contents.
+The identity itself is not kept: a hash of 64 bits of it tells events of one position apart. It covers the
+whole identity, also a hash of content in it, because a row that a snapshot read again at the same position is
+another event and has a window of its own.
 
 A captured log needs none of this: its positions come in one order, and a transaction has one commit time.
 """
@@ -32,7 +32,6 @@ FOLDER = "positions"
 """The folder of landing with the narrow files."""
 
 _READ = ["commit_lsn", "ordinal", "identity", "source_ts"]
-_CONTENT_HASH = r',"[0-9a-f]{16}"\]$'
 
 KEPT_SCHEMA = pa.schema(
     [
@@ -83,7 +82,6 @@ def keeps_any(landing: Path) -> bool:
 def identity_hashes(identities: pa.ChunkedArray) -> pa.Array:
     """Return a hash of each of ``identities`` (null counts as empty), signed and of 64 bits."""
     texts = pc.replace_substring_regex(pc.fill_null(identities, ""), EARLIER_IDENTITY, r"\1]")
-    texts = pc.replace_substring_regex(texts, _CONTENT_HASH, "]")
     return pa.array(map(_hash, texts.to_pylist()), pa.int64())
 
 

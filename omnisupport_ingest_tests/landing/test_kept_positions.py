@@ -94,8 +94,16 @@ def test_events_are_placed_as_before_whichever_files_have_left(
     assert placed(store, events) == expected
 
 
-def test_no_text_of_an_identity_is_kept_and_a_hash_of_content_does_not_count(store: LandingStore) -> None:
-    batch = landed(store, [told(5, 1, 0), told(6, 2, 0, ',"0123456789abcdef"')], "one")
+def test_a_row_that_was_read_again_at_one_position_is_another_event(store: LandingStore) -> None:
+    """Its identity differs in the hash of its content alone, as of snapshots of an idle server."""
+    first, again = (told(5, 1, 0, f',"{digit * 16}"') for digit in "01")
+    remove(store, landed(store, [first], "one"))
+    assert placed(store, [again._replace(source_ts=NOON + HOUR)]) == [None]
+    assert placed(store, [first._replace(source_ts=NOON + HOUR)]) != [None]
+
+
+def test_no_text_of_an_identity_is_kept(store: LandingStore) -> None:
+    batch = landed(store, [told(5, 1, 0), told(6, 2, 0)], "one")
     (part,) = parts(batch)
     keep_positions(store.folder, part)
     kept = pq.read_table(kept_file(store.folder, part.path))
