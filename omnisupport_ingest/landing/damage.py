@@ -121,7 +121,7 @@ def _damage_of_positions(store: LandingStore, part: LandedPart) -> Iterator[Dama
         if rows == part.rows:
             return
         problem = f"{path} has {rows} rows; the manifest of {part.batch_id} says {part.rows}."
-    fix = "Restore the file from a backup of the landing folder: nothing lands that may share positions with it."
+    fix = f"{_RESTORE} Until then nothing lands that may share positions with it."
     yield Damage("positions", part.batch_id, problem, put_back(path, fix))
 
 

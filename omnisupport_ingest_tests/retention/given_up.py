@@ -6,8 +6,8 @@ from collections import Counter
 
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.landing.damage import check_landing
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.landing.damage import check_landing
 from omnisupport_ingest.layers.dimension import dimensions, net_changes
 from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed

@@ -209,7 +209,7 @@ def test_deliveries_by_cursor_are_judged_as_before_once_their_windows_are_given_
 
 
 def test_a_source_without_a_watermark_grows_nothing_old(tmp_path: Path) -> None:
-    """Rows that come without the moment until which they are complete say nothing of how far their source is."""
+    """Rows of which nothing says up to when they are complete do not tell how far their source is."""
     home = Deliveries(tmp_path)
     home.load("rows.jsonl", "backfill", [ticket(1)])
     planned = plan_retention(home.workspace, FILES)

@@ -180,7 +180,9 @@ def test_a_removal_of_files_killed_at_a_gate_loses_no_position_and_the_next_call
     assert not removed.unfinished
     data = store.folder / "data"
     assert len([*storage_of(data / "any").listed(data)]) == 1
-    assert not [each for each in check_landing(store, Present(store, removed).has).damage if each.kind != "epoch"]
+    assert not [
+        each for each in check_landing(store, Present(store, removed).has).damage if each.kind != "epoch"
+    ]
     assert placed(store) == [FIRST, SECOND]
     assert carry_out(workspace, plan_retention(workspace, SOURCE), removed_by="test") == []
 

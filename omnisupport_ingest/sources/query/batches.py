@@ -135,7 +135,9 @@ class Batches:
         """Land the end of a sync: ends of full readings, and up to when the source is complete (None:
         unknown)."""
         source = self.inlet.store.source
-        content = ContentHash(self.epoch.number, f"{source} {list(map(tuple, events))} {complete}").hexdigest()
+        content = ContentHash(
+            self.epoch.number, f"{source} {list(map(tuple, events))} {complete}"
+        ).hexdigest()
         batch_id = file_batch_id(content)
         if self.inlet.store.exists(batch_id):
             return

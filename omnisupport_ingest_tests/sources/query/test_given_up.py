@@ -98,7 +98,8 @@ def test_a_table_is_read_on_and_read_anew_once_its_old_windows_are_given_up(
     wanted = {1: "new", 2: "two", 4: "changed", 5: "before the home", 6: "late"}
     assert subjects(platform, spark) == wanted
     assert reasons(at, SOURCE) == {(old, "too_late_arrival"): 2}
-    assert (record := at.landing(SOURCE).current_epoch()) is not None and record.rows_from is not None
+    record = at.landing(SOURCE).current_epoch()
+    assert record is not None and record.rows_from is not None
     begun = at.grid.truncate(record.rows_from).strftime(KEY_FORMAT)
     second = {
         part.window
