@@ -32,8 +32,9 @@ class WindowFacts:
     ``landed``: number of its events, by the manifests. ``held``: number of its events in files of raw that
     are on disk. ``all_held``: raw has taken every batch. ``taking``: in words, why events may always land in
     it; None if they may not. ``snapshot``: a table whose snapshot is not over; None if there is none.
-    ``undecided``: number of events in quarantine that wait for a person. ``judged_whole``: all files of its deduped events and quarantine are
-    on disk. ``trimmed``: its data files have left landing; ``sealed``: its events have left raw.
+    ``undecided``: number of events in quarantine that wait for a person. ``judged_whole``: all
+    files of its deduped events and quarantine are on disk. ``trimmed``: its data files have left landing;
+    ``sealed``: its events have left raw.
     """
 
     window: str
