@@ -100,4 +100,4 @@ def _narrow(landed: Path) -> bytes:
             columns = [hashes if name == "identity" else group.column(name) for name in _READ]
             rows = pa.table(columns, schema=KEPT_SCHEMA)
             writer.write_table(rows, row_group_size=max(1, rows.num_rows))
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
