@@ -55,7 +55,7 @@ _LOCAL_ONLY = frozenset({"index", "noted", "snapshot_requests", ".staging"})
 running capture, and drafts."""
 
 _IN_LANDING = re.compile(
-    r"manifests|epochs|snapshots|data|(accepted-loss|lost-changes|parked|published)-e[0-9]+\.json"
+    r"manifests|epochs|snapshots|data|positions|(accepted-loss|lost-changes|parked|published)-e[0-9]+\.json"
     r"|partitions-.*\.json|schema-changes\.json"
 )
 """What the storage keeps of the landing folder of a source. The rest only this home has: the state of

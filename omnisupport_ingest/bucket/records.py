@@ -25,6 +25,9 @@ _LOOK_SECONDS = 5.0
 _LOOK_AT_ALL_SECONDS = 600.0
 """Seconds between two complete listings; looks in between list only names after the highest known one."""
 
+_DATA = frozenset(("data", "positions"))
+"""Folders whose files are no records: one is brought when it is read."""
+
 _STREAM = re.compile(r"e[0-9]{6,9}-s-")
 
 
@@ -77,14 +80,14 @@ class Records:
         kept, folders = self._storage.listed_in(folder)
         yield from kept
         for name in folders:
-            if name != "data":
+            if name not in _DATA:
                 yield from self._storage.listed(folder / name)
 
     def _copies(self, folder: Path) -> dict[Path, int]:
         """Return the inodes of the records of ``folder`` that are on this machine, by path."""
         found = {}
         with contextlib.suppress(FileNotFoundError):
-            for each in (entry for entry in folder.iterdir() if entry.name != "data"):
+            for each in (entry for entry in folder.iterdir() if entry.name not in _DATA):
                 for file in each.iterdir() if each.is_dir() else (each,):
                     with contextlib.suppress(FileNotFoundError):
                         if is_kept(self._home, file):
@@ -107,6 +110,9 @@ class Records:
             if path.parent.name == "manifests":
                 for copy in self._storage.copies(folder / "data" / path.stem):
                     copy.unlink(missing_ok=True)
+                for copy in self._storage.copies(folder / "positions"):
+                    if copy.name.startswith(f"{path.stem}."):
+                        copy.unlink(missing_ok=True)
 
     def _bring_all(self, kept: list[Kept]) -> None:
         if not kept:

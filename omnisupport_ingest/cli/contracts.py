@@ -169,8 +169,8 @@ def validate(as_json: bool) -> int:
     """Read every contract, and print each problem with its file, its place in it, and the fix.
 
     Contracts are held against the definitions of their sources, too: what only a captured source can do
-    (retention of landing and raw, a watch on the schema) is refused of other kinds, and a table that is
-    read by a cursor has to name it.
+    (retention of net changes) is refused of other kinds, and a table that is read by a cursor has to name
+    it.
 
     \b
     Example:

@@ -193,6 +193,8 @@ def _document(planned: RetentionPlan, old: list[OldFiles]) -> dict[str, Any]:
 
 def _print(document: dict[str, Any]) -> None:
     heading(document["source"])
+    if document["watermark"] is None and set(document["keep"].values()) != {duration_text(None)}:
+        click.echo("  it has no watermark, by which age is counted: so nothing of it is old")
     for layer, keep in document["keep"].items():
         going = [each for each in document["to_remove"] if each["layer"] == layer]
         files, freed = (sum(each[name] for each in going) for name in ("files", "bytes"))

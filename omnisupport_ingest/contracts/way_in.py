@@ -46,15 +46,14 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
             f"names no field, and {come}",
             f"Name a column that grows with every change as cursor.field, {log}",
         )
-    kept = contract.retention
-    for layer in ("landing", "raw"):
-        if getattr(kept, layer) is not None:
-            yield refused(
-                path,
-                f"x-cdc.retention.{layer}",
-                f"is set, and {come}: what comes next is compared with what landed, which stays",
-                f"Take landing, raw and quarantine out of retention, {log}",
-            )
+    if contract.retention.net_changes is not None:
+        yield refused(
+            path,
+            "x-cdc.retention.net_changes",
+            f"is set, and {come}: an event may still come between two that have landed, and take columns "
+            "from a row that left",
+            f"Take net_changes out of retention, {log}",
+        )
 
 
 def _told_by(source: SourceDefinition) -> str:

@@ -16,10 +16,11 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.chain import unbroken
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.integrity import RECORDS_AGAIN
+from omnisupport_ingest.landing.kept_positions import kept_file
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.storage import put_back
+from omnisupport_ingest.storage import at_hand, put_back
 
 _RESTORE = "Restore the file from a backup of the landing folder."
 
@@ -28,7 +29,7 @@ _RESTORE = "Restore the file from a backup of the landing folder."
 class Damage:
     """A file or record that differs from what landed.
 
-    ``kind`` is ``manifest``, ``file``, ``rows``, ``epoch`` or ``chain``.
+    ``kind`` is ``manifest``, ``file``, ``rows``, ``positions``, ``epoch`` or ``chain``.
     """
 
     kind: str
@@ -69,8 +70,10 @@ def check_landing(store: LandingStore, expected: Callable[[LandedPart], bool] = 
     files, removed = [], 0
     for manifest in progress.each(manifests, lambda _: f"reading the files of {store.source}"):
         for file in manifest.files:
-            if not expected(LandedPart.of(manifest, file)):
+            part = LandedPart.of(manifest, file)
+            if not expected(part):
                 removed += 1
+                damage += _damage_of_positions(store, part) if part.is_of_files else ()
                 continue
             files.append(file)
             damage += _damage_of(store, manifest, file)
@@ -105,6 +108,21 @@ def _damage_of(store: LandingStore, manifest: Manifest, file: DataFile) -> Itera
             record = store.folder / "manifests" / f"{manifest.batch_id}.json"
             fix = put_back(record, "Restore the manifest from a backup.")
             yield Damage("rows", manifest.batch_id, problem, fix)
+
+
+def _damage_of_positions(store: LandingStore, part: LandedPart) -> Iterator[Damage]:
+    """Yield what is wrong with the positions that are kept of a data file that retention removed."""
+    path = at_hand(kept_file(store.folder, part.path))
+    try:
+        rows = pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException) as error:
+        problem = f"{path} cannot be read: {type(error).__name__}."
+    else:
+        if rows == part.rows:
+            return
+        problem = f"{path} has {rows} rows; the manifest of {part.batch_id} says {part.rows}."
+    fix = f"{_RESTORE} Until then nothing lands that may share positions with it."
+    yield Damage("positions", part.batch_id, problem, put_back(path, fix))
 
 
 def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]) -> dict[int, EpochRecord]:

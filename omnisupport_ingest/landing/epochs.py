@@ -19,8 +19,8 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import create_exclusively, put_back
 
-FORMAT_VERSION = 1
-"""Format version of an epoch record."""
+FORMAT_VERSION = 2
+"""Format version of an epoch record. Version 1 has no ``rows_from``."""
 
 _RESTORE = "Restore this file from a backup of the landing folder."
 
@@ -46,16 +46,21 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """An epoch that has begun. ``facts`` is None if the source is not a server (files)."""
+    """An epoch that has begun. ``facts`` is None if the source is not a server (files).
+
+    ``rows_from``: of a source that is read by a cursor. Rows with an earlier time land in the window of this
+    moment, as their own window may be sealed; None: in their own.
+    """
 
     number: int
     reason: str
     began_at: datetime
     facts: EpochFacts | None
+    rows_from: datetime | None = None
     format_version: int = FORMAT_VERSION
 
 
-_FORMAT = Format(EpochRecord, FORMAT_VERSION)
+_FORMAT = Format(EpochRecord, FORMAT_VERSION, {1: lambda document: {**document, "rows_from": None}})
 
 
 def epoch_numbers(folder: Path) -> list[int]:

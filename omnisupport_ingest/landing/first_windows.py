@@ -7,33 +7,38 @@ compares it like any other two events of one position. Landed batches never chan
 same.
 
 Files of other windows are read only if their range of positions overlaps that of the new files, and then only
-the row groups that overlap. Results beyond a few megabytes are kept on disk.
+the row groups that overlap. Of a file that retention removed, the narrow file is read that stands for it
+(``kept_positions``). Results beyond a few megabytes are kept on disk.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.kept_positions import identity_hashes, kept_file
 from omnisupport_ingest.landing.manifest import DataFile
-from omnisupport_ingest.landing.rows import EARLIER_IDENTITY, LANDED_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.rows import EARLIER_IDENTITY, LandedEvent
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.windows import OUT_OF_RANGE
+
+T = TypeVar("T")
 
 _EVENT_IDENTITY = ["commit_lsn", "ordinal", "identity"]
 """Columns that identify an event within its epoch."""
 
-_POSITION_COLUMNS = [LANDED_SCHEMA.get_field_index(name) for name in _EVENT_IDENTITY[:2]]
+_HASH = "identity_hash"
 
 _BLOCK_ROWS = 500_000
 """Rows of the batch that are compared at a time; they take at most some 100 MB of memory."""
@@ -48,9 +53,13 @@ PositionInEpoch = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A data file or one of its row groups, with its lowest and highest position, both inclusive."""
+    """A data file or one of its row groups, with its lowest and highest position, both inclusive.
+
+    ``kept``: the narrow file that stands for it once it has left landing; its row groups are the same.
+    """
 
     path: Path
+    kept: Path
     window: str
     first: PositionInEpoch
     last: PositionInEpoch
@@ -173,6 +182,7 @@ def _part(store: LandingStore, file: DataFile | LandedPart, rank: int) -> _Part:
     first, last = file.first, file.last
     return _Part(
         store.path_of(file),
+        kept_file(store.folder, file.path),
         file.window,
         (first.commit_lsn.value, first.ordinal),
         (last.commit_lsn.value, last.ordinal),
@@ -186,16 +196,26 @@ def _groups(part: _Part) -> list[_Part]:
     The ranges may be too wide, because LSN and ordinal have separate statistics.
     """
     try:
-        described = pq.read_metadata(part.path)
+        described = _reading(part, pq.read_metadata)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(part, error) from error
+    columns = [described.schema.names.index(name) for name in _EVENT_IDENTITY[:2]]
     groups = []
     for number in range(described.num_row_groups):
         group = described.row_group(number)
-        lsn, ordinal = (group.column(column).statistics for column in _POSITION_COLUMNS)
+        lsn, ordinal = (group.column(column).statistics for column in columns)
         first, last = (lsn.min, ordinal.min), (lsn.max, ordinal.max)
-        groups.append(_Part(part.path, part.window, first, last, part.rank, number, group.num_rows))
+        groups.append(replace(part, first=first, last=last, group=number, rows=group.num_rows))
     return groups
+
+
+def _reading(part: _Part, read: Callable[[Path], T]) -> T:
+    """Return what ``read`` returns of the data file of ``part``, or of the narrow file that stands for it if
+    retention removed it."""
+    try:
+        return read(part.path)
+    except FileNotFoundError:
+        return read(at_hand(part.kept))
 
 
 def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
@@ -212,24 +232,32 @@ def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def _event_positions(group: _Part) -> pa.Table:
-    """Return position and commit time of the events of a row group."""
+    """Return position and commit time of the events of a row group. Of a narrow file, ``identity`` has hashes
+    (``identity_hashes``)."""
     try:
-        with pq.ParquetFile(group.path) as file:
+        with _reading(group, pq.ParquetFile) as file:
             table = file.read_row_group(group.group, columns=[*_EVENT_IDENTITY, "source_ts"])
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(group, error) from error
+    if pa.types.is_integer(table.schema.field("identity").type):
+        return table
     identity = pc.replace_substring_regex(table["identity"], EARLIER_IDENTITY, r"\1]")
     # A join never matches NULL.
     return table.set_column(2, "identity", pc.fill_null(identity, ""))
 
 
 def _shared(block: pa.Table, other: pa.Table, in_sentinel: bool) -> pa.Table:
-    """Return the positions that are in both tables.
+    """Return the positions that are in both tables, with the identities of ``block``.
 
     ``in_sentinel``: one table is of the sentinel window. Then only positions with different commit times are
     returned. With the same time it is the same event, which a wrong clock had put into the sentinel.
     """
-    both = block.join(other, _EVENT_IDENTITY, join_type="inner", right_suffix="_there")
+    keys = _EVENT_IDENTITY
+    if pa.types.is_integer(other.schema.field("identity").type):
+        keys = [*_EVENT_IDENTITY[:2], _HASH]
+        block = block.append_column(_HASH, identity_hashes(block["identity"]))
+        other = other.rename_columns({"identity": _HASH})
+    both = block.join(other, keys, join_type="inner", right_suffix="_there")
     if in_sentinel:
         both = both.filter(pc.not_equal(both["source_ts"], both["source_ts_there"]))
     return both.select(_EVENT_IDENTITY).group_by(_EVENT_IDENTITY).aggregate([])

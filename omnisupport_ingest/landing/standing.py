@@ -159,6 +159,11 @@ class LandedPart:
         kind = STREAM if self.begins is not None else CHUNK if epoch_in(self.batch_id) is not None else FILE
         return self.epoch, kind, self.landed_at.isoformat() if kind == FILE else "", self.batch_id
 
+    @property
+    def is_of_files(self) -> bool:
+        """Whether its batch came as a file, from topics or by a cursor, and was not captured from a log."""
+        return self.landing_order[1] == FILE
+
     @classmethod
     def of(cls, manifest: Manifest, file: DataFile) -> LandedPart:
         arrival = manifest.arrival

@@ -344,15 +344,21 @@ class LandingStore:
         return tuple(read_epoch(self._epochs, number) for number in epoch_numbers(self._epochs))
 
     def begin_epoch(
-        self, reason: str, facts: EpochFacts | None, *, now: datetime | None = None
+        self,
+        reason: str,
+        facts: EpochFacts | None,
+        *,
+        now: datetime | None = None,
+        rows_from: datetime | None = None,
     ) -> EpochRecord:
         """Allocate the next epoch, durably. Raises ``EpochContested`` if another process did so first.
 
-        A number that any batch has is never used again, even if its epoch record is lost.
+        A number that any batch has is never used again, even if its epoch record is lost. ``rows_from``: as
+        of ``EpochRecord``.
         """
         used = [each.epoch for each in self._standings()]
         number = max([*used, *epoch_numbers(self._epochs)], default=0) + 1
-        record = EpochRecord(number, reason, now or datetime.now(UTC), facts)
+        record = EpochRecord(number, reason, now or datetime.now(UTC), facts, rows_from)
         write_epoch(self._epochs, record)
         return record
 

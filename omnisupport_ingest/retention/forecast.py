@@ -38,6 +38,9 @@ _LEAST = timedelta(hours=1)
 _SAMPLED = 32
 """Batches of each kind from which the size of landing is estimated."""
 
+_POSITION_BYTES = 20
+"""Approximate bytes that stay of an event whose data file left landing, if it was not captured from a log."""
+
 _MANIFEST_BYTES = 3_000
 """Approximate bytes of a manifest, its line in the index, and its folder."""
 
@@ -130,7 +133,9 @@ def _landing_bytes(workspace: Workspace, source: str) -> int:
     landed = store.landed()
     events = sum(each.events for each in landed.epochs)
     gone = sum(each.events for each in Removed.open(workspace, source).of(LANDING).values())
-    return round(max(0, events - gone) * _bytes_per_event(store)) + landed.count * _MANIFEST_BYTES
+    left = round(max(0, events - gone) * _bytes_per_event(store))
+    kept = 0 if landed.captured else gone * _POSITION_BYTES
+    return left + kept + landed.count * _MANIFEST_BYTES
 
 
 def _bytes_per_event(store: LandingStore) -> float:

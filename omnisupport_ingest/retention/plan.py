@@ -21,8 +21,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
-from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.manifest import CURSOR_ORDER, Manifest
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
@@ -55,7 +54,7 @@ from omnisupport_ingest.retention.superseded_rows import (
 from omnisupport_ingest.retention.withheld_values import WithheldValues, refused_values, withheld_values
 from omnisupport_ingest.review.quarantined import Filter, quarantined
 from omnisupport_ingest.storage import LOCAL, storage_of
-from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
 _GONE_FROM_DISK = "a file of it is gone from disk"
 
@@ -195,10 +194,7 @@ class _Looked:
             landed=sum(part.rows for part in parts),
             held=sum(file.rows for file in files if self._is_kept(file)),
             all_held={part.batch_id for part in parts} <= taken,
-            of_files=any(
-                part.begins is None and not part.batch_id.startswith(chunk_prefix(part.epoch))
-                for part in parts
-            ),
+            taking=self._taking(window),
             snapshot=self._snapshot,
             undecided=self._undecided(window) if named_by(judged) else 0,
             judged_whole=self._judged is not None
@@ -261,7 +257,8 @@ class _Looked:
 
     @cached_property
     def _giving_up_rows(self) -> list[TableContract]:
-        contracts = self.workspace.contracts.of_source(self.source)
+        # Elsewhere an event may still come between two that have landed, and ask for a row that left.
+        contracts = self.workspace.contracts.of_source(self.source) if self._store.landed().captured else ()
         return [each for each in contracts if each.retention.net_changes is not None]
 
     def doomed(self, verdict: Verdict) -> Doomed:
@@ -316,6 +313,17 @@ class _Looked:
     @property
     def _store(self) -> LandingStore:
         return self.workspace.landing(self.source)
+
+    def _taking(self, window: str) -> str | None:
+        """Why rows that stand by their cursors may land in ``window`` at any time; None if they may not."""
+        if self._is_by_cursor and window == self.workspace.grid.first.strftime(KEY_FORMAT):
+            return "rows without a time, and rows far ahead of the clock, land in the first window"
+        return None
+
+    @cached_property
+    def _is_by_cursor(self) -> bool:
+        last = (each.last_file for each in self._store.epoch_standings())
+        return any(each is not None and each.order == CURSOR_ORDER for each in last)
 
     @cached_property
     def _raw(self) -> TableSnapshot | None:

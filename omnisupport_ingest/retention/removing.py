@@ -4,7 +4,8 @@ If it dies in between, the record says what was begun, and the next call finishe
 without a record that names it.
 
 - Landing deletes exactly the data files that raw has taken. Manifests stay, and with them the chain, the
-  arrival facts of every batch, and the index.
+  arrival facts of every batch, and the index. Of batches that are not captured from a log, the positions of
+  the events stay too: what lands later is compared with them.
 - Raw loses its files by one commit. The state of the window stays and still says what raw has taken.
 - A history loses its old versions by one commit.
 - Net changes lose their superseded rows by one commit too. Nothing is recorded before it, because these rows
@@ -32,6 +33,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import retrying
+from omnisupport_ingest.landing.kept_positions import keep_positions
 from omnisupport_ingest.layers.ledgers import RETENTION_TYPE, retention_ledger
 from omnisupport_ingest.layers.plan import units_of
 from omnisupport_ingest.layers.removed import (
@@ -208,6 +210,8 @@ class _Remover:
                 assert removal.landed_until is not None, "the ledger refuses such a row"
                 if part.batch_id not in taken or part.landed_at > removal.landed_until:
                     continue
+                if part.is_of_files:
+                    keep_positions(store.folder, part)
                 freed = _delete(store.folder / part.path)
                 if freed is not None:
                     files, size = files + 1, size + freed

@@ -30,10 +30,11 @@ class WindowFacts:
     ``end`` (timezone-aware): its end. ``closed``: the watermark has passed it and a run has closed it in
     ``deduped_events``. ``settled``: every layer has all that landed in it, made by the rules in force.
     ``landed``: number of its events, by the manifests. ``held``: number of its events in files of raw that
-    are on disk. ``all_held``: raw has taken every batch. ``of_files``: some of it came by files of events.
-    ``snapshot``: a table whose snapshot is not over; None if there is none. ``undecided``: number of events
-    in quarantine that wait for a person. ``judged_whole``: all files of its deduped events and quarantine are
-    on disk. ``trimmed``: its data files have left landing; ``sealed``: its events have left raw.
+    are on disk. ``all_held``: raw has taken every batch. ``taking``: in words, why events may always land in
+    it; None if they may not. ``snapshot``: a table whose snapshot is not over; None if there is none.
+    ``undecided``: number of events in quarantine that wait for a person. ``judged_whole``: all
+    files of its deduped events and quarantine are on disk. ``trimmed``: its data files have left landing;
+    ``sealed``: its events have left raw.
     """
 
     window: str
@@ -43,7 +44,7 @@ class WindowFacts:
     landed: int
     held: int
     all_held: bool
-    of_files: bool = False
+    taking: str | None = None
     snapshot: str | None = None
     undecided: int = 0
     judged_whole: bool = True
@@ -69,8 +70,6 @@ def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetim
     if not is_old(facts, keep, watermark):
         return Verdict(LANDING, facts.window, Answer.YOUNG)
     why = _needed(facts)
-    if why is None and facts.of_files:
-        why = "events of a file are in it, and the positions of the next file are compared with them"
     if why is None and facts.snapshot is not None:
         why = f"the snapshot of {facts.snapshot} is not over: it may look into the stream again"
     return _verdict(LANDING, facts, why)
@@ -83,7 +82,7 @@ def judge_raw(facts: WindowFacts, keep: timedelta | None, watermark: datetime | 
         return Verdict(RAW, facts.window, Answer.GONE)
     if not is_old(facts, keep, watermark):
         return Verdict(RAW, facts.window, Answer.YOUNG)
-    why = _needed(facts)
+    why = _needed(facts) or facts.taking
     if why is None and facts.undecided:
         why = f"{facts.undecided} of its events in quarantine wait for a decision"
     if why is None and not facts.judged_whole:

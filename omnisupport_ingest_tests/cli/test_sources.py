@@ -178,18 +178,18 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
     del document["x-cdc"]["cursor"]
     path.write_text(json.dumps(document))
     # Nothing defines desk, and it is not the source of the settings: so its tables come as files.
-    told = [each["problem"] for each in documents("contracts", "validate")["problems"]]
-    places = ["retention.landing", "retention.raw"]
-    assert len(told) == len(places)
-    for problem, place in zip(told, places, strict=True):
-        assert f"desk_tickets.json at $.x-cdc.{place}" in problem and "as files" in problem
-        assert "no definition of desk is in force" in problem
+    assert documents("contracts", "validate")["problems"] == []
+    document["x-cdc"]["retention"]["net_changes"] = "P30D"
+    path.write_text(json.dumps(document))
+    (problem,) = [each["problem"] for each in documents("contracts", "validate")["problems"]]
+    assert "desk_tickets.json at $.x-cdc.retention.net_changes" in problem and "as files" in problem
+    assert "no definition of desk is in force" in problem
 
     command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
     done = command("contracts", "validate")
-    assert done.code == 1 and done.err.count("sources/desk.json") == 3
+    assert done.code == 1 and done.err.count("sources/desk.json") == 2
     assert "$.x-cdc.cursor: names no field" in done.err and "by a cursor (kind query in " in done.err
-    assert done.err.count("or define desk with the kind postgres_log") == 3
+    assert done.err.count("or define desk with the kind postgres_log") == 2
 
     (folder / "contracts" / "sources" / "desk.json").unlink()
     command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")

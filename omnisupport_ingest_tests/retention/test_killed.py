@@ -18,6 +18,11 @@ from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.retention import remove_old_runs
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.damage import check_landing
+from omnisupport_ingest.landing.first_windows import FirstWindows
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed
 from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -25,8 +30,8 @@ from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.storage import storage_of
-from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE
+from omnisupport_ingest.windows import WindowGrid, WindowSize
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, events
 from omnisupport_ingest_tests.retention.test_story import DAY, damaged, put, take_all, told
 
 pytestmark = pytest.mark.crash
@@ -42,6 +47,17 @@ settings = Settings(home=home, contracts_dir=contracts, window="minutes:1", _env
 workspace = Workspace.open(settings)
 carry_out(workspace, plan_retention(workspace, "desk"), removed_by="test")
 """
+
+FILES_POINTS = (
+    "landing.positions.before",
+    "landing.positions.after",
+    "landing.positions.after:2",
+    "retention.landing.before",
+    "retention.landing.after:3",
+    "lake.commit.after@retention_ledger:3",
+    "lake.commit.after@raw_cdc_staging",
+)
+"""In the order in which a removal of files of events passes them."""
 
 REMOVE_RUNS = """
 import sys
@@ -128,6 +144,70 @@ def test_a_removal_killed_at_a_gate_loses_nothing_and_the_next_call_ends_it(
     version = raw.version
     assert carry_out(workspace, plan_retention(workspace, SOURCE), removed_by="test") == []
     assert workspace.raw(SOURCE).open().version == version
+
+
+@pytest.fixture(scope="module")
+def old_files_home(tmp_path_factory, spark):  # type: ignore[no-untyped-def]
+    """The home and contracts of a story whose events came as files, two windows of which are old."""
+    story = told(tmp_path_factory.mktemp("files"), {"landing": "P7D", "raw": "P10D"})
+    story.land_file(put(10, 1, "first", op="c"), put(20, 61, "second"))
+    story.land_file(put(30, 11 * DAY, "later"))
+    take_all(story, spark)
+    return story.workspace.settings.home, story.contracts
+
+
+@pytest.mark.parametrize("point", FILES_POINTS)
+def test_a_removal_of_files_killed_at_a_gate_loses_no_position_and_the_next_call_ends_it(
+    old_files_home, tmp_path, kept_in, point
+):
+    home, contracts = tmp_path / "home", old_files_home[1]
+    shutil.copytree(old_files_home[0], home, symlinks=True)
+    if kept_in is not None:
+        copy_home(Home.open(home, WindowSize(1)), kept_in)
+    killed(REMOVE, point, home, contracts)
+
+    workspace = opened(home, contracts)
+    removed, store = Removed.open(workspace, SOURCE), workspace.landing(SOURCE)
+    assert damaged(store, Present(store, removed).has) == 0
+    assert placed(store) == [FIRST, SECOND]
+    assert pending_windows(workspace, SOURCE).nothing
+
+    carry_out(workspace, plan_retention(workspace, SOURCE), removed_by="test")
+    removed = Removed.open(workspace, SOURCE)
+    assert {(each.layer, each.window) for each in removed.removals} == {
+        (layer, window) for layer in (LANDING, RAW) for window in (FIRST, SECOND)
+    }
+    assert not removed.unfinished
+    data = store.folder / "data"
+    assert len([*storage_of(data / "any").listed(data)]) == 1
+    assert not [
+        each for each in check_landing(store, Present(store, removed).has).damage if each.kind != "epoch"
+    ]
+    assert placed(store) == [FIRST, SECOND]
+    assert carry_out(workspace, plan_retention(workspace, SOURCE), removed_by="test") == []
+
+
+def placed(store: LandingStore) -> list[str | None]:
+    """The windows in which the first two events land that come again with another time."""
+    later = START + timedelta(days=12)
+    again = [
+        event._replace(
+            ordinal=event.commit_lsn << 14 | event.ordinal,
+            commit_lsn=0,
+            identity=f"{event.op} {event.key} {event.after}",
+            source_ts=later,
+        )
+        for commit in (put(10, 1, "first", op="c"), put(20, 61, "second"))
+        for event in events(commit)
+    ]
+    grid = WindowGrid(WindowSize(1), START - timedelta(hours=1))
+    with BatchWriter(store, grid, 1, file_batch_id("again"), clock=lambda: later) as writer:
+        for each in again:
+            writer.add(each)
+        with FirstWindows.of(store, 1, writer.finish()) as found:
+            windows = [found.window_of(each) for each in again]
+        writer.abandon()
+    return windows
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

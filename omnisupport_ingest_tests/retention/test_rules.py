@@ -31,7 +31,7 @@ facts = st.builds(
     landed=st.integers(0, 2),
     held=st.integers(0, 2),
     all_held=st.booleans(),
-    of_files=st.booleans(),
+    taking=st.sampled_from((None, "rows land in it")),
     snapshot=st.sampled_from((None, "public.notes")),
     undecided=st.integers(0, 1),
     judged_whole=st.booleans(),
@@ -51,9 +51,10 @@ def test_what_goes_is_old_and_nothing_of_it_is_needed_any_more(found, keep, wate
         assert keep is not None and watermark is not None and watermark - END >= keep
         assert found.closed and found.settled and found.all_held and found.landed == found.held
         if verdict.layer == LANDING:
-            assert not found.of_files and found.snapshot is None and not found.trimmed
+            assert found.snapshot is None and not found.trimmed
         else:
             assert found.trimmed and not found.undecided and not found.sealed and found.judged_whole
+            assert found.taking is None
 
 
 @given(facts, st.timedeltas(timedelta(0), timedelta(days=3)), marks, st.timedeltas(timedelta(0), DAY))
@@ -71,6 +72,7 @@ def test_a_longer_time_never_takes_more(found, keep, watermark, more):
         (replace(TRIMMED, all_held=False), "every batch"),
         (replace(TRIMMED, held=2), "raw holds 2 of its 3 events"),
         (replace(TRIMMED, undecided=4), "4 of its events in quarantine"),
+        (replace(TRIMMED, taking="rows without a time land in it"), "rows without a time"),
         (OLD, "landing keeps"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -239,12 +238,6 @@ def test_retention_refuses_what_waits_and_keeps_what_no_contract_gives_up(tmp_pa
     ]
     take_all(story, spark)
     assert [each.window for each in plan_retention(story.workspace, SOURCE).doomed] == [FIRST]
-    # What came by a file stays: the next file is compared with it.
-    story.land_file(put(50, 2, "by file", id=7, op="c"))
-    story.workspace = replace(story.workspace)
-    take_all(story, spark)
-    (refused,) = plan_retention(story.workspace, SOURCE).refused
-    assert refused.why.startswith("events of a file")
 
 
 def test_a_row_is_erased_and_certified_before_and_after_retention_has_sealed_its_windows(tmp_path, spark):

@@ -48,7 +48,7 @@ from omnisupport_ingest.sources.query.cursor import (
     micros,
     micros_of,
 )
-from omnisupport_ingest.sources.query.events import Known, RowEvents, identity_start, window_of
+from omnisupport_ingest.sources.query.events import Known, RowEvents, RowWindows, identity_start
 from omnisupport_ingest.sources.query.reader import Rows
 from omnisupport_ingest.sources.shown_columns import Recorder, ShownColumn, Sighting
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -262,7 +262,7 @@ class _Unit:
             # window.
             grid, now = self._inlet.grid, self._inlet.clock()
             if window is None and self._by_cursor:
-                window = window_of(event.source_ts, grid, now)
+                window = RowWindows(grid, now).of(event.source_ts)
             writer.add_to(window or grid.key_of(max(event.source_ts, grid.first), now), event)
         else:
             writer.add(event)

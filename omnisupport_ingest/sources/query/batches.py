@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import (
     CURSOR_ORDER,
@@ -26,7 +27,7 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.query.events import ContentHash, blocks, window_of
+from omnisupport_ingest.sources.query.events import ContentHash, RowWindows, blocks
 from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
 
 PAGE_ROWS = 500_000
@@ -77,12 +78,12 @@ class Batches:
     """Lands batches of ``inlet`` in one epoch. ``names``: ids of the batches landed here."""
 
     inlet: Inlet
-    epoch: int
+    epoch: EpochRecord
     names: list[str] = field(default_factory=list)
 
     def parts(self) -> EventParts:
         """Return an empty set of parts for the next batch."""
-        return EventParts(ContentHash(self.epoch, self.inlet.store.source))
+        return EventParts(ContentHash(self.epoch.number, self.inlet.store.source))
 
     def land(self, table: TableContract, parts: EventParts, *, free_windows: bool) -> None:
         """Land ``parts``, events of ``table``, as one batch, unless the same batch has landed.
@@ -99,12 +100,12 @@ class Batches:
         span = FileSpan(content, table.full_name, inlet.described_by, CURSOR_ORDER)
         relations = (contracted_relation(table),)
         with self._writer(batch_id) as writer:
-            for block in blocks(pa.concat_tables(parts.tables), inlet.grid, inlet.clock()):
+            for block in blocks(pa.concat_tables(parts.tables), self._row_windows()):
                 writer.add_block(block)
             if not free_windows and not self._meets_the_first_window(writer.finish()):
                 self._seal(writer, span, relations)
                 return
-            with FirstWindows.of(inlet.store, self.epoch, writer.finish()) as first_windows:
+            with FirstWindows.of(inlet.store, self.epoch.number, writer.finish()) as first_windows:
                 if not first_windows:
                     self._seal(writer, span, relations)
                     return
@@ -112,7 +113,7 @@ class Batches:
                 with self._writer(batch_id) as second:
                     for event in (event for part in parts.tables for event in _events(part)):
                         window = first_windows.window_of(event)
-                        window = window or window_of(event.source_ts, inlet.grid, inlet.clock())
+                        window = window or self._row_windows().of(event.source_ts)
                         second.add_to(window, event)
                     self._seal(second, span, relations)
 
@@ -127,14 +128,16 @@ class Batches:
         if not later:
             return False
         lowest, highest = min(each.first for each in later), max(each.last for each in later)
-        landed = self.inlet.store.reaching(self.epoch, lowest, highest)
+        landed = self.inlet.store.reaching(self.epoch.number, lowest, highest)
         return any(each.window == first_window for each in landed)
 
     def land_end(self, events: Sequence[LandedEvent], complete: datetime | None) -> None:
         """Land the end of a sync: ends of full readings, and up to when the source is complete (None:
         unknown)."""
         source = self.inlet.store.source
-        content = ContentHash(self.epoch, f"{source} {list(map(tuple, events))} {complete}").hexdigest()
+        content = ContentHash(
+            self.epoch.number, f"{source} {list(map(tuple, events))} {complete}"
+        ).hexdigest()
         batch_id = file_batch_id(content)
         if self.inlet.store.exists(batch_id):
             return
@@ -145,7 +148,11 @@ class Batches:
             self._seal(writer, span, (), complete)
 
     def _writer(self, batch_id: str) -> BatchWriter:
-        return BatchWriter(self.inlet.store, self.inlet.grid, self.epoch, batch_id, clock=self.inlet.clock)
+        inlet, epoch = self.inlet, self.epoch.number
+        return BatchWriter(inlet.store, inlet.grid, epoch, batch_id, clock=inlet.clock)
+
+    def _row_windows(self) -> RowWindows:
+        return RowWindows(self.inlet.grid, self.inlet.clock(), self.epoch.rows_from)
 
     def _seal(
         self,

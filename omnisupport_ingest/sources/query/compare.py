@@ -101,7 +101,7 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
         found = Comparison(inlet.store.source, moment.clock)
-        batches = Batches(inlet, epoch.number, found.batches)
+        batches = Batches(inlet, epoch, found.batches)
         for table in inlet.tables:
             if schemas.blocks(table):
                 # Missed rows are not read until a person has looked at the table.

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,6 +42,8 @@ from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, WindowGrid
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+Micros = npt.NDArray[np.int64]
 
 _TIME = EVENT_SCHEMA.field("source_ts").type
 _EARLIEST, _LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -211,30 +214,60 @@ class _Hashed(io.RawIOBase):
         return size
 
 
-def window_of(moment: datetime, grid: WindowGrid, landed_at: datetime) -> str:
-    """Return the window of a row with the time ``moment``; ``blocks`` does the same for many rows in bulk."""
-    ahead = moment > landed_at + MAX_AHEAD
-    return grid.truncate(grid.first if ahead else max(moment, grid.first)).strftime(KEY_FORMAT)
+@dataclass(frozen=True, slots=True)
+class RowWindows:
+    """The window of each row of one epoch that lands at ``landed_at``.
+
+    ``rows_from``: as of ``EpochRecord``. A row without a time has that of the home's first window, and stays
+    there.
+    """
+
+    grid: WindowGrid
+    landed_at: datetime
+    rows_from: datetime | None = None
+
+    def of(self, moment: datetime) -> str:
+        """Return the window of a row with the time ``moment``; ``numbers`` does the same for many rows."""
+        first = self.grid.first
+        ahead = moment > self.landed_at + MAX_AHEAD
+        if not ahead and moment != first:
+            moment = max(moment, first, self.rows_from or first)
+        return self.grid.truncate(first if ahead else moment).strftime(KEY_FORMAT)
+
+    def numbers(self, times: Micros) -> Micros:
+        """Return the number of the window of each of ``times``, in microseconds since 1970.
+
+        Every window begins at a multiple of its size, because sizes divide the hour or are a day, and all
+        times are UTC.
+        """
+        first = micros(self.grid.first)
+        earliest = max(first, micros(self.rows_from or self.grid.first))
+        timeless = (times == first) | self.ahead(times)
+        return np.where(timeless, first, np.maximum(times, earliest)) // self.size
+
+    def ahead(self, times: Micros) -> npt.NDArray[np.bool_]:
+        """Return which ``times`` are further ahead of the clock than any clock error explains."""
+        return times > micros(self.landed_at + MAX_AHEAD)
+
+    @property
+    def size(self) -> int:
+        """The length of a window in microseconds."""
+        return int(self.grid.size.length.total_seconds() * 1_000_000)
 
 
-def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[EventBlock]:
+def blocks(events: pa.Table, windows: RowWindows) -> Iterator[EventBlock]:
     """Yield ``events`` as blocks of one window each, in the order of the windows; inside a block the order
     stays.
 
-    The highest time of a block shows how far the source is. It is never after ``landed_at``, and a time that
-    is too far ahead does not count.
+    The highest time of a block shows how far the source is. It is never after the landing, and a time that is
+    too far ahead does not count.
     """
     if not events.num_rows:
         return
-    size = int(grid.size.length.total_seconds() * 1_000_000)
+    size = windows.size
     times = np.asarray(events.column("source_ts").combine_chunks().cast(pa.int64()))
-    # Every window begins at a multiple of its size, because sizes divide the hour or are a day, and all times
-    # are UTC.
-    first_window = micros(grid.first) // size
-    numbers = np.maximum(times // size, first_window)
-    ahead = times > micros(landed_at + MAX_AHEAD)
-    numbers[ahead] = first_window
-    times = np.where(ahead, micros(grid.first), times)
+    numbers = windows.numbers(times)
+    times = np.where(windows.ahead(times), micros(windows.grid.first), times)
     if (numbers[1:] < numbers[:-1]).any():
         # Windows by the cursor rise with the rows; windows by another column do not.
         order = np.argsort(numbers, kind="stable")
@@ -251,6 +284,6 @@ def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[
                 window,
                 rows,
                 events.nbytes * rows // events.num_rows,
-                min(moment_of(int(times[start:stop].max())), landed_at),
+                min(moment_of(int(times[start:stop].max())), windows.landed_at),
                 partial(events.slice, start, rows),
             )

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.kept_positions import keeps_any
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
@@ -118,10 +119,15 @@ def sync(
 def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
     """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
 
-    When that reading is finished, rows that only older epochs have are ended. A caller thereby accepts the
-    schema changes of ``tables`` that are known by now.
+    When that reading is finished, rows that only older epochs have are ended. Where windows are given up by
+    age, all rows of it that are older land in the window of this moment. A caller thereby accepts the schema
+    changes of ``tables`` that are known by now.
     """
-    epoch = inlet.store.begin_epoch(reason, None, now=inlet.clock()).number
+    now = inlet.clock()
+    limited = all(table.retention.raw is not None for table in inlet.tables)
+    # The windows of old rows may be sealed, or be sealed while they are read.
+    rows_from = now if limited or keeps_any(inlet.store.folder) else None
+    epoch = inlet.store.begin_epoch(reason, None, now=now, rows_from=rows_from).number
     again = {each.full_name for each in tables}
     for table in inlet.tables:
         progress = state.progress(table.full_name)
@@ -187,7 +193,7 @@ class _Sync:
         self._inlet, self._epoch, self._pool = target.inlet, target.epoch, target.pool
         self._schemas = target.schemas
         self._reader, self._moment, self._state, self._stopped = reader, moment, state, stopped
-        self._batches = Batches(self._inlet, self._epoch.number, self.report.batches)
+        self._batches = Batches(self._inlet, self._epoch, self.report.batches)
         self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
         self._left_a_page = False
 

@@ -15,7 +15,7 @@ from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.sources.query import events as of_rows
 from omnisupport_ingest.sources.query.cursor import HIGHEST, micros, micros_of
-from omnisupport_ingest.sources.query.events import ContentHash, blocks, window_of
+from omnisupport_ingest.sources.query.events import ContentHash, RowWindows, blocks
 from omnisupport_ingest.windows import MAX_AHEAD
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.query.tickets import GRID
@@ -57,19 +57,25 @@ _ODD = st.sampled_from([datetime(1000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31,
 
 
 @settings(max_examples=examples(200))
-@given(moments=st.lists(_AROUND | _ODD, max_size=40), most=st.integers(1, 5), sorted_by_time=st.booleans())
+@given(
+    moments=st.lists(_AROUND | _ODD | st.just(GRID.first), max_size=40),
+    most=st.integers(1, 5),
+    sorted_by_time=st.booleans(),
+    rows_from=st.none() | _AROUND,
+)
 def test_blocks_have_each_event_in_its_window_in_the_order_in_which_they_came(
-    moments: list[datetime], most: int, sorted_by_time: bool
+    moments: list[datetime], most: int, sorted_by_time: bool, rows_from: datetime | None
 ) -> None:
+    windows = RowWindows(GRID, NOW, rows_from)
     moments = sorted(moments) if sorted_by_time else moments
     events = [event(number, moment) for number, moment in enumerate(moments)]
     table = events_table(events) if events else EVENT_SCHEMA.empty_table()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_rows, "BLOCK_ROWS", most)
-        found = list(blocks(table, GRID, NOW))
+        found = list(blocks(table, windows))
     by_window: dict[str, list[int]] = {}
     for each in events:
-        by_window.setdefault(window_of(each.source_ts, GRID, NOW), []).append(each.ordinal)
+        by_window.setdefault(windows.of(each.source_ts), []).append(each.ordinal)
     landed: dict[str, list[int]] = {}
     for block in found:
         rows = block.table()
@@ -80,6 +86,24 @@ def test_blocks_have_each_event_in_its_window_in_the_order_in_which_they_came(
         landed.setdefault(block.window, []).extend(rows.column("ordinal").to_pylist())
     assert landed == by_window
     assert list(landed) == sorted(landed)
+
+
+@pytest.mark.parametrize(
+    ("moment", "window"),
+    [
+        (GRID.first, "2026-01-01T0000"),
+        (GRID.first - timedelta(days=9), "2026-11-10T1200"),
+        (GRID.first + timedelta(days=9), "2026-11-10T1200"),
+        (NOW, "2026-11-20T1200"),
+        (NOW + 2 * MAX_AHEAD, "2026-01-01T0000"),
+    ],
+    ids=["no time", "before the first window", "before the epoch", "after it", "far ahead"],
+)
+def test_a_row_that_is_older_than_its_epoch_lands_in_the_window_in_which_that_began(
+    moment: datetime, window: str
+) -> None:
+    """A full refresh reads rows whose own windows may be sealed. The first window never is."""
+    assert RowWindows(GRID, NOW, datetime(2026, 11, 10, 12, 59, tzinfo=UTC)).of(moment) == window
 
 
 def test_a_batch_has_the_name_that_the_stream_of_its_events_has() -> None:

@@ -30,8 +30,8 @@ def rows(makes: RowEvents, key: str, subject: str) -> pa.Table:
 
 def test_a_process_that_dies_while_rows_land_has_not_said_that_it_knows_them(tmp_path: Path) -> None:
     store = LandingStore(tmp_path, SOURCE)
-    epoch = store.begin_epoch("a test", None, now=GRID.first).number
-    makes = RowEvents(TABLE, CursorColumn.of(TABLE), GRID, epoch)
+    epoch = store.begin_epoch("a test", None, now=GRID.first)
+    makes = RowEvents(TABLE, CursorColumn.of(TABLE), GRID, epoch.number)
     batches = Batches(Inlet(store, GRID, (TABLE,), "desk.json"), epoch)
     with QueryState(store.folder) as state:
         nulls, parts = NullRows(makes, store, state), batches.parts()
