@@ -89,12 +89,23 @@ def erased(folder: Path, *subjects: tuple[str, str]) -> SubjectKeys:
 def landed(number: int, table: str, key: str, **images: str | None) -> dict[str, Any]:
     return {
         "window": "2026-11-01T0900",
-        **{"epoch": 1, "commit_lsn": number, "ordinal": 0, "op": "u", "source_ts": NOON},
-        **{"source_schema": "public", "source_table": table},
+        "epoch": 1,
+        "commit_lsn": number,
+        "ordinal": 0,
+        "op": "u",
+        "source_ts": NOON,
+        "source_schema": "public",
+        "source_table": table,
         "key": key_text(key),
-        **{"before": None, "after": None, "envelope": "as delivered"},
-        **{"batch_id": "batch", "landed_at": NOON, "newest_epoch_before": 1},
-        **{"event_hash": number, "copy": 1, "collision": False},
+        "before": None,
+        "after": None,
+        "envelope": "as delivered",
+        "batch_id": "batch",
+        "landed_at": NOON,
+        "newest_epoch_before": 1,
+        "event_hash": number,
+        "copy": 1,
+        "collision": False,
         **images,
     }
 
