@@ -157,11 +157,9 @@ def _trace_plain(workspace: Workspace, source: str, subjects: Subjects, of_subje
     said = [(row_subject(names[row[:2]]), row[2]) for row in of_subject.unnamed if row[:2] in names]
     said += [(subjects.kind, text) for text in of_subject.subjects]
     # By another contract an image may have been of another subject than it says now.
-    ids, of_said = (
-        subjects.all_ids(workspace, source),
-        workspace.subjects.ids_of([(source, *each) for each in said]),
-    )
-    theirs = {each for each, key_id in zip(said, of_said, strict=False) if key_id in ids}
+    ids, of_said = subjects.all_ids(workspace, source), [(source, *each) for each in said]
+    known = zip(said, workspace.subjects.ids_of(of_said), strict=False)
+    theirs = {each for each, key_id in known if key_id in ids}
     sought = Sought(subjects.named | theirs)
     counts: dict[tuple[str, Path], int] = {}
     by_window: dict[str, dict[str, int]] = {}

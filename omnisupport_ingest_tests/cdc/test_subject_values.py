@@ -1,4 +1,4 @@
-"""Which images are of an erased subject, and what is left of them, against the rule written in plain Python."""
+"""Which images are of an erased subject, and what is left of them, by a rule in plain Python."""
 
 from __future__ import annotations
 

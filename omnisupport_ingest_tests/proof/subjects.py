@@ -4,7 +4,7 @@ Worked out from the batches and the contracts by which they landed: an image is 
 else of its row. Once that subject's key is destroyed, what landed readable is left, and every other column
 that the contract has by now and that may be NULL reads as NULL. Such an image is judged without these. Copies
 at its position are compared by what is readable now, or by no image at all where the erased one does not show
-all of that. An image that landed plain is judged as it landed; what is kept of it then is what is readable now.
+all of that. An image that landed plain is judged as it landed; then what is readable now is kept of it.
 """
 
 from __future__ import annotations
