@@ -106,8 +106,8 @@ def without_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> pa.Record
     mask[[*changed]] = True
     accepted = pc.and_(pa.array(mask), pc.equal(columns["verdict"], _ACCEPTED))
     if accepted.true_count:
-        told = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
-        columns["identity"] = pc.if_else(accepted, told, columns["identity"])
+        bare = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
+        columns["identity"] = pc.if_else(accepted, bare, columns["identity"])
         hashes = event_hashes(pa.table(columns).filter(accepted))
         columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], accepted, hashes)
     return pa.RecordBatch.from_arrays(

@@ -167,8 +167,8 @@ def test_images_of_erased_subjects_lose_their_values_and_all_else_stays(
         for name, image in images.items():
             assert read(after[name]) == left_of(table, key, image, gone), (row, name)
         theirs = {whose(table, key, each) for each in images.values() if each is not None}
-        told = not gone.isdisjoint(theirs | {whose(table, key, None)})
-        assert after["envelope"] == (None if told else "as delivered")
+        theirs_too = not gone.isdisjoint(theirs | {whose(table, key, None)})
+        assert after["envelope"] == (None if theirs_too else "as delivered")
         # Judging saw all of it: what it found is what it finds without an erasure.
         kept = ("verdict", "reason", "rules", "late", "key", "op", "unchanged")
         assert [after[name] for name in kept] == [before[name] for name in kept]

@@ -54,13 +54,13 @@ def sent(op: str, number: int, who: str, body: str) -> Change:
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
     """Rows 1 and 2 are of ada, row 3 is of eve, row 4 was of ada and is eve's; nothing is judged yet."""
     monkeypatch.setattr(subject_erasure, "windows_waiting", lambda *_: [])
-    told = Story(tmp_path / "told")
-    told.write_contract(document(PLAIN))
-    told.workspace = open_workspace(tmp_path / "told")
+    made = Story(tmp_path / "story")
+    made.write_contract(document(PLAIN))
+    made.workspace = open_workspace(tmp_path / "story")
     of = enumerate(("ada", "ada", "eve", "ada"), start=1)
-    told.land(Commit(10, 1, [sent("c", number, who, f"{who} {number}") for number, who in of]))
-    told.land(Commit(20, 61, [sent("u", 4, "eve", "eve 4")]))
-    return told
+    made.land(Commit(10, 1, [sent("c", number, who, f"{who} {number}") for number, who in of]))
+    made.land(Commit(20, 61, [sent("u", 4, "eve", "eve 4")]))
+    return made
 
 
 def erased(story: Story, key: str = "1") -> tuple[SubjectErased, dict[str, Any]]:
