@@ -58,7 +58,7 @@ def contract(name: str, column: str, *columns: Column) -> TableContract:
 
 
 def personal(name: str, policy: str = "keep") -> Column:
-    return Column(name, "text", pii=policy, pii_note="A test.")
+    return Column(name, "text", pii=policy, pii_note="A test.", personal=True)
 
 
 PEOPLE = contract("people", "id", Column("plan", "text"), personal("email"))
@@ -182,7 +182,7 @@ def test_a_subject_is_found_by_what_landed_though_its_column_is_hashed(tmp_path:
     hashed = replace(
         ORDERS,
         columns=tuple(
-            replace(each, pii="hash", pii_note="Whose.") if each.name == "owner" else each
+            replace(each, pii="hash", pii_note="Whose.", personal=True) if each.name == "owner" else each
             for each in ORDERS.columns
         ),
     )
