@@ -130,7 +130,7 @@ def _whose(images: pa.StringArray, keys: Sequence[str | None], table: SubjectTab
     if images.null_count == len(images):
         return [None] * len(images)
     flat = read_flat(images, [table.column])
-    found = []
+    found: list[Of | None] = []
     proven, texts = flat.proven.to_pylist(), flat.texts[table.column].to_pylist()
     for row, key in enumerate(keys):
         text = texts[row]
