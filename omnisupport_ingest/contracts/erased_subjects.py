@@ -53,6 +53,7 @@ def note(base: sqlite3.Connection, source: str, names: Mapping[str, ErasedName])
 
     A table whose values land encrypted by now must stay so, if it was plain in an earlier record.
     """
+    # No failpoint: the one of the transaction, in subject_keys.
     base.executemany(
         "INSERT INTO named VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET name = excluded.name "
         f"WHERE named.name = '{_PLAIN}' || excluded.name",
