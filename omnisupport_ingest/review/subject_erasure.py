@@ -267,7 +267,9 @@ def _subjects(workspace: Workspace, contract: TableContract, key: str) -> Subjec
         named = [(contract.subject.name, json.loads(key)[0])]
     row_ids = key_ids_of_row(workspace, contract, key)
     keys, source = workspace.subjects, contract.source
-    landed_plain = {each.of for each in plain_images(workspace, source, [contract], Sought((), {row}))}
+    images = plain_images(workspace, source, [contract], Sought((), {row}))
+    # The old row of a key change may name another subject by its key alone.
+    landed_plain = {each.of for each in images if each.personal}
     named_plain = frozenset({own, *named, *landed_plain})
     subjects = Subjects(contract.subject.name, frozenset(row_ids), named_plain)
     id_of = dict(zip(sorted(subjects.named), keys.ids_of(subjects.triples(source)), strict=False))

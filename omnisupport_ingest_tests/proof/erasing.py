@@ -29,7 +29,7 @@ from omnisupport_ingest_tests.proof.landed import Subject, own_subject
 from omnisupport_ingest_tests.proof.platform import Platform
 from omnisupport_ingest_tests.proof.policies import KEYS, Secrets
 from omnisupport_ingest_tests.proof.privacy import Sought, texts_of
-from omnisupport_ingest_tests.proof.subjects import Left
+from omnisupport_ingest_tests.proof.subjects import Left, readable_now
 
 Span = tuple[Position | None, Position]
 """Events above the first position (null: from the first event on) and up to the second one."""
@@ -203,8 +203,11 @@ def _erase_one(
     for key, subject in of_table:
         if is_whole(key) and key is not None:
             of_row[key].add(subject)
-    for each, subject in plain:
-        if each.event.table == table and each.event.key in of_row:
+    readable = readable_now(table, left.terms.get(table))
+    for each, subject, image in plain:
+        if each.event.table != table or each.event.key not in of_row:
+            continue
+        if image is None or any(text is not None for name, text in image.items() if name not in readable):
             of_row[each.event.key].add(subject)
     rows = sorted(key for key, subjects in of_row.items() if subjects.isdisjoint(erased))
     where = f"erasing a subject of {table}"
@@ -221,7 +224,8 @@ def _erase_one(
             return [], [Difference(where, str(key), str(refused), "erased, for it has one subject", lane)]
         theirs = [each for each, subject in images if subject in subjects]
         found = done.images, done.windows, _certificate(done)["keys"]["destroyed_now"]
-        windows = tuple(sorted({each.window for each, subject in [*images, *plain] if subject in subjects}))
+        in_plain = {each.window for each, subject, _ in plain if subject in subjects}
+        windows = tuple(sorted({each.window for each in theirs} | in_plain))
         due = len(theirs), windows, landed.keys_made(subjects)
         if refuses or found != due:
             expected = "refused, for it has several subjects" if refuses else due

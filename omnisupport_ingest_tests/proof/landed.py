@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from omnisupport_ingest_tests.oracle.judging import OUT_OF_RANGE, Clockwork, Delivery
-from omnisupport_ingest_tests.oracle.model import Key
+from omnisupport_ingest_tests.oracle.model import Image, Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, STREAM, Batch
 from omnisupport_ingest_tests.proof.history import START, Told
 from omnisupport_ingest_tests.proof.tables import KEY, Terms, readable_at_rest
@@ -123,14 +123,14 @@ class Landed:
                 for subject in self.copies[number].whose.values():
                     yield self.deliveries[number - 1], subject
 
-    def plain_images(self, terms: Mapping[str, Terms]) -> Iterator[tuple[Delivery, Subject]]:
+    def plain_images(self, terms: Mapping[str, Terms]) -> Iterator[tuple[Delivery, Subject, Image | None]]:
         """Each image that landed plain, of the batches that are not lost, with its subject by today's
-        ``terms``; none of a table whose contract names none."""
+        ``terms``, and its columns (None: it cannot be read); none of a table whose contract names none."""
         for step in self._steps:
             for number in step.numbers if step.batch_id not in self._lost else ():
                 delivery = self.deliveries[number - 1]
-                for subject in plain_of(delivery, self.copies[number], terms).values():
-                    yield delivery, subject
+                for name, subject in plain_of(delivery, self.copies[number], terms).items():
+                    yield delivery, subject, getattr(delivery.event, name)
 
     def keys_made(self, subjects: Iterable[Subject]) -> int:
         """How many of ``subjects`` have a key: it was made for what landed, lost batches too."""

@@ -52,7 +52,7 @@ class Left:
         """The delivery with those images named that landed plain and are of an erased subject."""
         landed = delivery.landed or delivery
         of = plain_of(landed, self.copies[landed.number], self.terms)
-        now = _readable_now(landed.event.table, self.terms.get(landed.event.table))
+        now = readable_now(landed.event.table, self.terms.get(landed.event.table))
         gone = tuple((name, now) for name, subject in of.items() if subject in self.erased)
         return replace(delivery, of_erased=gone) if gone else delivery
 
@@ -114,7 +114,7 @@ class _Left:
         gone = frozenset(name for name, subject in copy.whose.items() if subject in erased)
         kept = judged = event
         shown, compared_by = [], _BY_CONTENT
-        now = _readable_now(event.table, terms)
+        now = readable_now(event.table, terms)
         for name, image, key in _images(event):
             read = image
             if name == "after" and delivery.unreadable is not None:
@@ -168,7 +168,7 @@ def _with(event: Event, name: str, image: Image) -> Event:
     return replace(event, before=image) if name == "before" else replace(event, after=image)
 
 
-def _readable_now(table: str, terms: Terms | None) -> frozenset[str]:
+def readable_now(table: str, terms: Terms | None) -> frozenset[str]:
     """The columns of a table that land as they are by today's contract, or would if it said encrypted."""
     for shape in SHAPES:
         if shape.name == table and terms is not None:

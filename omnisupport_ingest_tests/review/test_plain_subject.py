@@ -13,8 +13,10 @@ import pytest
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.subject_keys import SubjectKeysUnreadable
+from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.layers.erasures import DestroyedKeysLost, erased_subjects
 from omnisupport_ingest.layers.versions import RulesVersions
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.protected_rows import LandedProtection
 from omnisupport_ingest.review import subject_erasure
 from omnisupport_ingest.review.erasing import ErasureRefused, key_text
@@ -25,6 +27,7 @@ from omnisupport_ingest_tests.layers.story import (
     FIRST,
     SECOND,
     SOURCE,
+    START,
     Change,
     Commit,
     Story,
@@ -197,3 +200,16 @@ def test_the_command_says_what_is_recorded_and_what_landing_keeps(
     assert "Certificate (incomplete)" in done.out
     shown = json.loads(command(*COMMAND, "--reason", "request 7", "--json").out)
     assert (shown["state"], shown["complete"], shown["images_plain"]) == ("incomplete", False, 3)
+
+
+def test_the_old_key_in_a_key_change_is_no_second_subject_without_a_value(story: Story) -> None:
+    story.write_contract(document({"pii": "plain", "subject": "person", "subject_column": "id"}))
+    workspace = open_workspace(story.contracts.parent)
+    commit = Commit(60, 70, [sent("d", 1, "ada", ""), Change("c", 7, {"title": "ada", "body": "ada"}, (), 1)])
+    moved = [each._replace(before='{"id":"1"}') for each in events(commit)]
+    end = Lsn(60)
+    story._seal(moved, StreamSpan(Lsn(20), end, end, end, 60, START, START))
+    (contract,) = workspace.contracts.of_source(SOURCE)
+    found = look_up_subject(workspace, contract, key_text(["7"]))
+    assert found.plain_images == 1
+    assert "images of its rows that are of another subject" in {each["what"] for each in found.remains}
