@@ -205,7 +205,9 @@ def _copies(home: Home, contracts: Sequence[TableContract]) -> dict[str, tuple[s
         "Exports": sorted({each.path for each in exported_files(home.path) if each.table in of_tables}),
         "Rows in targets": targets,
         "Values in the map of tokens (pii forget)": tokens,
-        "Keys of subjects (erase --subject)": [each.full_name for each in contracts if each.subject],
+        "Keys of subjects (erase --subject)": [
+            each.full_name for each in contracts if each.encrypted_subject
+        ],
     }
     return {what: tuple(names) for what, names in found.items() if names}
 

@@ -183,7 +183,7 @@ class Contents:
     @cached_property
     def _encrypted(self) -> frozenset[TableName]:
         """The tables whose contract says encrypted."""
-        return frozenset(each.table_name for each in self.contracts if each.subject is not None)
+        return frozenset(each.table_name for each in self.contracts if each.encrypted_subject is not None)
 
     @cached_property
     def _as_they_landed(self) -> frozenset[TableName]:

@@ -30,6 +30,7 @@ from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, NeverOrdinary, OrdinaryEvents, Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
+from omnisupport_ingest.cdc.subject_values import ErasedSubjects, without_erased
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
     BATCH_REJECTED,
@@ -134,6 +135,7 @@ class JudgingRules:
         window_length: length of the lake's windows.
         reviews: what people decided about single events (``RELEASE``, ``DISCARD`` or ``DISCARD_COPIES``).
         erasures: the rows whose values are removed from their events after judging.
+        subjects: the subjects whose values are removed from their images after judging, if they landed plain.
         secrets: keys for the policies for personal data.
         sealed: windows that retention sealed; they accept no event.
         rejected: for each batch of a table in which an event breaks a rule that rejects its batch, the names
@@ -147,6 +149,7 @@ class JudgingRules:
     window_length: timedelta
     reviews: Mapping[EventId, str] = field(default_factory=dict)
     erasures: Erasures = field(default_factory=Erasures)
+    subjects: ErasedSubjects = field(default_factory=ErasedSubjects)
     secrets: Secrets = field(default_factory=Secrets)
     sealed: frozenset[str] = frozenset()
     rejected: Mapping[TableOfBatch, tuple[str, ...]] = field(default_factory=dict)
@@ -160,7 +163,7 @@ def judge_batches(
     few: int = FEW,
     taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Judge marked events, protect their personal values, and remove the values of erased ones.
+    """Judge marked events, protect their personal values, and remove the values of erased rows and subjects.
 
     Args:
         batches: columns of ``RAW_TYPE`` and ``MARKS``.
@@ -203,11 +206,14 @@ def judge_unprotected(
 def to_store(
     judged: Iterable[pa.RecordBatch], judging_rules: JudgingRules, protections: Protections, *, few: int = FEW
 ) -> Iterator[pa.RecordBatch]:
-    """Protect the personal values of judged events, and remove the values of erased ones.
+    """Protect the personal values of judged events, and remove the values of erased rows and subjects.
 
     An accepted event gets the hash of what is left. A quarantined one keeps its hash, because reviews name it
     by that. ``protections``: those of the rules.
     """
+    if judging_rules.subjects:
+        # Before they are protected: a policy may change the column that says whose a row is.
+        judged = (without_erased(batch, judging_rules.subjects) for batch in judged)
     protected = protect_batches(judged, protections, few=few)
     if not judging_rules.erasures:
         yield from protected

@@ -25,7 +25,7 @@ from omnisupport_ingest.contracts.protection import Protection, Secrets, needs_p
 
 _IMAGES = ("before", "after")
 
-_CONTENT_HASH = r',"[0-9a-f]{16}"\]$'
+CONTENT_HASH = r',"[0-9a-f]{16}"\]$'
 """Matches the end of an identity that contains a hash of the event's content (``sources.debezium.events``).
 """
 
@@ -101,7 +101,7 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
     protected = reduce(pc.or_, (_of_table(batch, place) for place in protections.by_table), undescribed)
     changed = pc.and_(protected, pc.equal(columns["verdict"], _ACCEPTED))
     if changed.true_count:
-        told = pc.replace_substring_regex(columns["identity"], _CONTENT_HASH, "]")
+        told = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
         columns["identity"] = pc.if_else(changed, told, columns["identity"])
         events = pa.table(columns).filter(changed)
         columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], changed, event_hashes(events))

@@ -19,7 +19,7 @@ from omnisupport_ingest.cli.render import clock, counted, echo_json, some
 from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
 from omnisupport_ingest.contracts.model import UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
-from omnisupport_ingest.review.certificate import WITHDRAWN
+from omnisupport_ingest.review.certificate import PENDING, WITHDRAWN
 from omnisupport_ingest.review.erasing import ErasureRefused, key_text, look_up
 from omnisupport_ingest.review.row_certificate import erase_row
 from omnisupport_ingest.review.subject_erasure import look_up_subject
@@ -54,7 +54,7 @@ class EraseOptions:
     "--reason", "why", metavar="TEXT", help="Why; the ledger records it. Required unless --dry-run."
 )
 @click.option("--by", metavar="NAME", help="Who decides.  [default: this user's name]")
-@click.option("--subject", is_flag=True, help="Erase whom the row is of, everywhere: destroy the key.")
+@click.option("--subject", is_flag=True, help="Erase whom the row is of, in all tables of the source.")
 @click.option("--dry-run", is_flag=True, help="Show what would be erased, and record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options_as("options", EraseOptions)
@@ -75,10 +75,11 @@ def erase(
 
     Landing and raw_cdc_staging keep the values: everything else is made from them.
 
-    With --subject, where the contract has personal values land encrypted (x-cdc.at_rest): the key of the
-    row's subject is destroyed. So nobody can read any more what landed of it, in whatever table of the
-    source, in landing, raw, or a backup of them; the row may live. It cannot be taken back, and what the
-    source sends of the subject later lands without its values. It is completed by the same command too.
+    With --subject, where the contract names a subject (x-cdc.at_rest): whom the row is of loses its personal
+    values in every table of the source that shares the subject; the row may live. What the source sends of
+    it later loses them too. Where values land encrypted, the subject's key is destroyed, so nobody can read
+    them any more in landing, raw, or a backup of them; where they land plain, landing and raw keep them until
+    retention removes them. It cannot be taken back, and is completed by the same command too.
 
     \b
     Examples:
@@ -233,7 +234,9 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
                 "dry_run": options.dry_run,
                 "certificate": str(erased.certificate) if erased.certificate else None,
                 "complete": erased.complete,
+                "state": erased.state,
                 "images_encrypted": erased.images,
+                "images_plain": erased.plain_images,
                 "cells_readable": erased.cells,
                 "windows": list(erased.windows),
                 "windows_waiting": list(erased.waiting),
@@ -249,12 +252,22 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
 
 
 def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Iterator[str]:
-    reach = f"{counted(erased.images, 'image')} landed encrypted, {counted(erased.cells, 'cell')} above raw"
+    plain = f"{counted(erased.plain_images, 'image')} that landed plain"
+    encrypted = f"{counted(erased.images, 'image')} that landed encrypted"
+    by_key = contract.encrypted_subject is not None or erased.images
     if erased.certificate is None:
-        yield f"To be destroyed: the key of whom that row of {contract.full_name} is of; {reach} can be read."
-        yield "Nothing was destroyed (--dry-run)."
+        yield (
+            f"To be erased: whom that row of {contract.full_name} is of. It has {encrypted}, {plain}, and "
+            f"{counted(erased.cells, 'cell')} above raw can be read."
+        )
+        yield f"Nothing was {'destroyed' if by_key else 'recorded'} (--dry-run)."
         return
-    yield f"The key is destroyed: nobody can read {counted(erased.images, 'image')} that landed encrypted."
+    if by_key:
+        yield f"The key is destroyed: nobody can read {encrypted}."
+    else:
+        yield "The subject is recorded as erased: what lands of it loses its values above raw."
+    if erased.plain_images:
+        yield f"Landing and {contract.source}/raw_cdc_staging keep {plain}, until retention removes them."
     again = f"the job history_{contract.source}; then give this command again."
     if erased.waiting:
         cells = (
@@ -278,4 +291,5 @@ def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Ite
         yield f"No cell above raw can be read{but}; {counted(erased.swept, 'file')} of former versions swept."
     for each in erased.remains:
         yield f"Remains: {each['what']} ({len(each['where'])}): {each['why']}."
-    yield f"Certificate ({'complete' if erased.complete else 'not complete yet'}): {erased.certificate}"
+    state = "not complete yet" if erased.state == PENDING else erased.state
+    yield f"Certificate ({state}): {erased.certificate}"

@@ -1,18 +1,24 @@
 """What landing and raw hold of personal columns (``x-cdc.at_rest``): plain values, or values that the key of
-their subject encrypted before they were written.
+their subject encrypted before they were written. Of either the contract may say whose they are: their
+subject, which can be erased.
 
 A contract that says encrypted encrypts the columns in ``x-cdc.pii``, and columns that it does not name,
 because nobody has said that these are not personal. Rows are found and ordered by the columns of the key, the
-subject, soft deletes and cursors, so these stay readable.
+subject, soft deletes and cursors, so these stay readable. Of values that land plain, an erasure of their
+subject removes the same columns, after judging (``cdc.subject_values``).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
+from omnisupport_ingest.contracts.names import TableName, row_subject
 from omnisupport_ingest.contracts.pg_types import spelling
 
 ENCRYPTED = "encrypted"
@@ -21,7 +27,7 @@ ENCRYPTED = "encrypted"
 def read_at_rest(
     path: Path, policy: dict[str, Any], columns: tuple[Column, ...], name: str
 ) -> Subject | None:
-    """Return the subject whose key encrypts personal values; None if values land plain.
+    """Return the subject of personal values; None if they land plain and the contract names no subject.
 
     Args:
         path: the contract's file.
@@ -33,18 +39,16 @@ def read_at_rest(
         ContractError: ``at_rest`` cannot be carried out.
     """
     stated = policy.get("at_rest")
-    if stated is None or stated["pii"] != ENCRYPTED:
-        if stated is not None and len(stated) > 1:
-            raise refused(
-                path, "x-cdc.at_rest", "names a subject of plain values", "Take it out, or write encrypted."
-            )
+    if stated is None or (stated["pii"] != ENCRYPTED and len(stated) == 1):
         return None
+    encrypted = stated["pii"] == ENCRYPTED
+    what, instead = ("is 'encrypted'", "write plain") if encrypted else ("names a subject", "name no subject")
     if not any(column.personal for column in columns):
         raise refused(
-            path, "x-cdc.at_rest.pii", "is 'encrypted', and pii names no column", "Name the columns in pii."
+            path, "x-cdc.at_rest.pii", f"{what}, and pii names no column", "Name the columns in pii."
         )
     subject = Subject(
-        stated.get("subject", name), _column(path, policy, columns, stated.get("subject_column"))
+        stated.get("subject", name), _column(path, policy, columns, stated.get("subject_column")), encrypted
     )
     _require_one_spelling(path, columns, subject)
     readable = _readable(policy, subject)
@@ -52,19 +56,67 @@ def read_at_rest(
         raise refused(
             path,
             "x-cdc.at_rest.pii",
-            "is 'encrypted', and pii names only columns by which rows are found, which land readable",
-            "Name another personal column in pii, or write plain.",
+            f"{what}, and pii names only columns by which rows are found, which stay readable",
+            f"Name another personal column in pii, or {instead}.",
         )
     for column in columns:
         if column.personal and column.name not in readable and not column.nullable:
             raise refused(
                 path,
                 f"x-cdc.pii.{column.name}",
-                "is of a column that may not be NULL, and it is NULL once its subject's key is destroyed",
+                "is of a column that may not be NULL, and it is NULL once its subject is erased",
                 f'Take {column.name} out of required, and add "null" to its type. The source may keep its '
                 "NOT NULL.",
             )
     return subject
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectTable:
+    """How the rows of one table say whose they are.
+
+    ``full_name``: of the table. ``name``: the kind of subject. ``column``: the column that says whose a row
+    is. ``is_key``: whether that column is the whole key. ``kept``: the columns that an erasure of a subject
+    leaves readable.
+    """
+
+    full_name: str
+    name: str
+    column: str
+    is_key: bool
+    kept: frozenset[str]
+
+    @classmethod
+    def of(cls, contract: TableContract) -> SubjectTable:
+        """``contract``: one that names its subject."""
+        assert contract.subject is not None, "it names its subject"
+        column = contract.subject.column
+        kept = readable_columns(contract)
+        return cls(contract.full_name, contract.subject.name, column, contract.key == (column,), kept)
+
+    def whose(self, text: str | None, key: str | None) -> tuple[str, str]:
+        """Return kind and value of the subject of an image of the row ``key``.
+
+        ``text``: what the image says in ``column``. An image that says nothing there is of whom the key
+        names; if the key does not, its row is its own subject.
+        """
+        if text is None and key is not None and self.is_key:
+            text = _only_text(key)
+        return (self.name, text) if text is not None else (row_subject(self.full_name), key or "")
+
+
+def subject_tables(contracts: Sequence[TableContract]) -> dict[TableName, SubjectTable]:
+    """Return how the tables of those ``contracts`` that name a subject say whose a row is."""
+    return {each.table_name: SubjectTable.of(each) for each in contracts if each.subject is not None}
+
+
+def _only_text(key: str) -> str | None:
+    """Return the value of a key of one column; None if it is not readable."""
+    try:
+        parts = json.loads(key)
+    except ValueError:
+        return None
+    return parts[0] if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], str) else None
 
 
 def _require_one_spelling(path: Path, columns: tuple[Column, ...], subject: Subject) -> None:
@@ -75,15 +127,16 @@ def _require_one_spelling(path: Path, columns: tuple[Column, ...], subject: Subj
             path,
             "x-cdc.at_rest",
             f"finds whose a row is in {of.name}, and {of.pg_type} may write one value in two ways: a subject "
-            "would have two keys, and an erasure would destroy only one",
+            "would have two keys, and an erasure would reach only one",
             "Name a column of an integer type, text, varchar or uuid in subject_column; give the table "
             "one if it has none.",
         )
 
 
 def readable_columns(contract: TableContract) -> frozenset[str]:
-    """Return the columns that land readable, of a contract that says encrypted."""
-    assert contract.subject is not None, "its values are encrypted"
+    """Return the columns that stay readable once a subject is erased: of a contract that says encrypted,
+    those that land readable."""
+    assert contract.subject is not None, "it names its subject"
     return _found_by(contract) | {column.name for column in contract.source_columns if not column.personal}
 
 
@@ -103,16 +156,18 @@ def null_once_erased(contract: TableContract) -> tuple[str, ...]:
 
 def encrypted_columns(contract: TableContract) -> tuple[str, ...]:
     """Return the columns of the contract that land encrypted; none if it says plain."""
-    if contract.subject is None:
+    if contract.encrypted_subject is None:
         return ()
     readable = readable_columns(contract)
     return tuple(column.name for column in contract.source_columns if column.name not in readable)
 
 
 def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
-    """Return the columns whose values may have landed encrypted, whatever the contract says now."""
+    """Return the columns whose values may have landed encrypted, whatever the contract says now. They are
+    those that an erasure of their subject empties, in whatever form they landed."""
     if contract.subject is not None:
-        return encrypted_columns(contract)
+        readable = readable_columns(contract)
+        return tuple(column.name for column in contract.source_columns if column.name not in readable)
     return tuple(
         column.name
         for column in contract.source_columns

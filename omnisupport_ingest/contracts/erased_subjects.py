@@ -1,6 +1,6 @@
-"""The names of subjects of which keys were destroyed, by table, in the home's file of keys.
+"""The names of subjects that were erased, by table, in the home's file of keys.
 
-Under another name an erased subject would get a new key. So contracts are checked against these names
+Under another name an erased subject would be another one. So contracts are checked against these names
 whenever they are read (``in_force``), without the libraries that keys need.
 """
 
@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from omnisupport_ingest.errors import IngestError
 
@@ -25,10 +26,20 @@ CREATE TABLE IF NOT EXISTS named (
 
 _WAIT_SECONDS = 30.0
 
+_PLAIN = "plain:"
+"""Prefix of the name of a subject whose values land plain; a name has no colon."""
+
+
+class ErasedName(NamedTuple):
+    """The name of a table's subjects when one was erased, and whether its values landed encrypted then."""
+
+    name: str
+    encrypted: bool
+
 
 class ErasedSubjectsUnreadable(IngestError):
-    """The names of subjects of which keys were destroyed cannot be read, so no contract can be checked
-    against them. Nothing was changed.
+    """The names of erased subjects cannot be read, so no contract can be checked against them. Nothing was
+    changed.
 
     Fix: Run the same again if another process is writing keys; else restore ``keys/`` of the home from its
     newest backup.
@@ -37,18 +48,26 @@ class ErasedSubjectsUnreadable(IngestError):
     exit_code = 3
 
 
-def note(base: sqlite3.Connection, source: str, names: Mapping[str, str]) -> None:
-    """Record ``names`` by table, within the open transaction; the first name of a table counts."""
+def note(base: sqlite3.Connection, source: str, names: Mapping[str, ErasedName]) -> None:
+    """Record ``names`` by table, within the open transaction; the first name of a table counts.
+
+    A table whose values land encrypted by now must stay so, if it was plain in an earlier record.
+    """
+    # No failpoint: the one of the transaction, in subject_keys.
     base.executemany(
-        "INSERT OR IGNORE INTO named VALUES (?, ?, ?)",
-        ((source, table, name) for table, name in sorted(names.items())),
+        "INSERT INTO named VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET name = excluded.name "
+        f"WHERE named.name = '{_PLAIN}' || excluded.name",
+        (
+            (source, table, each.name if each.encrypted else f"{_PLAIN}{each.name}")
+            for table, each in sorted(names.items())
+        ),
     )
 
 
-def names_once_erased(path: Path) -> dict[tuple[str, str], str]:
+def names_once_erased(path: Path) -> dict[tuple[str, str], ErasedName]:
     """Return the names in the file of keys at ``path``, by source and table.
 
-    Empty if the file or its table does not exist: no key was destroyed. Raises ``ErasedSubjectsUnreadable``.
+    Empty if the file or its table does not exist: nobody was erased. Raises ``ErasedSubjectsUnreadable``.
     """
     try:
         path.stat()
@@ -66,4 +85,7 @@ def names_once_erased(path: Path) -> dict[tuple[str, str], str]:
             fix="If another process is writing keys, run the same again. If this user may not read the file, "
             "run it as the user of the home. Else restore the file from its newest backup.",
         ) from None
-    return {(source, table): name for source, table, name in rows}
+    return {
+        (source, table): ErasedName(name.removeprefix(_PLAIN), not name.startswith(_PLAIN))
+        for source, table, name in rows
+    }

@@ -162,18 +162,23 @@ def contracts_in_force(settings: Settings) -> Contracts:
 
 
 def refuse_other_subjects(settings: Settings, contracts: Iterable[TableContract]) -> None:
-    """Raise ``ContractError`` if one of ``contracts`` gives erased subjects of the home other keys, or none:
-    what comes of them again would land readable."""
+    """Raise ``ContractError`` if one of ``contracts`` gives erased subjects of the home another name or none,
+    or lets land plain what landed encrypted: what comes of them again would be readable."""
     names = names_once_erased(_home_of(settings) / FILE)
     for each in contracts:
-        name = names.get((each.source, each.full_name))
-        if name is None or (each.subject is not None and each.subject.name == name):
+        erased, subject = names.get((each.source, each.full_name)), each.subject
+        if erased is None or (
+            subject is not None and subject.name == erased.name and subject.encrypted >= erased.encrypted
+        ):
             continue
-        now = "land plain" if each.subject is None else f"belong to the subject {each.subject.name!r}"
+        now = f"belong to the subject {subject.name!r}" if subject is not None else "are of nobody"
+        if erased.encrypted and (subject is None or not subject.encrypted):
+            now = "land plain"
+        form, again = ("encrypted", "land readable") if erased.encrypted else ("plain", "be readable again")
         raise ContractError(
-            f"By {each.path}, personal values of {each.full_name} {now}. Keys of the subject {name!r} were "
-            "destroyed by erase --subject: what the source still sends of those erased would land readable.",
-            fix=f'Write "pii": "encrypted" and "subject": "{name}" in x-cdc.at_rest.',
+            f"By {each.path}, personal values of {each.full_name} {now}. Subjects called {erased.name!r} "
+            f"were erased by erase --subject: what the source still sends of them would {again}.",
+            fix=f'Write "pii": "{form}" and "subject": "{erased.name}" in x-cdc.at_rest.',
         )
 
 

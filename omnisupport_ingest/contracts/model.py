@@ -157,11 +157,12 @@ class Subject:
     """To whom the personal values of a row belong.
 
     ``column`` holds the subject. ``name``: the kind of subject (``customer``); tables of a source may share
-    it.
+    it. ``encrypted``: the subject's key encrypts these values before they land; otherwise they land plain.
     """
 
     name: str
     column: str
+    encrypted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,8 @@ class TableContract:
         changed_only: events that change nothing make no version of the history.
         verdicts_by: see ``judged_by``; empty if that is the fingerprint.
         quality: rules of several columns, and what is expected of the table.
-        subject: whose key encrypts the personal values of a row before they land; None: they land plain.
+        subject: whose the personal values of a row are, and whether they land encrypted; None: nobody says,
+            and they land plain.
     """
 
     name: str
@@ -227,6 +229,11 @@ class TableContract:
     verdicts_by: str = ""
     quality: Quality = NO_QUALITY
     subject: Subject | None = None
+
+    @property
+    def encrypted_subject(self) -> Subject | None:
+        """The subject whose key encrypts personal values before they land; None: they land plain."""
+        return self.subject if self.subject is not None and self.subject.encrypted else None
 
     @property
     def judged_by(self) -> str:

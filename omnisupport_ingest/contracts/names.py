@@ -82,3 +82,9 @@ def _with_digest(table: TableName) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def row_subject(table: str) -> str:
+    """Return the kind of subject of those rows of ``table`` that name no subject: each of them is its own
+    subject."""
+    return f"row of {table}"

@@ -88,7 +88,7 @@ class Protection:
 
 def needs_protection(contract: TableContract) -> bool:
     """Whether events of the table are changed after landing: by a policy, or by decryption."""
-    return contract.subject is not None or not all(map(is_plain, contract.source_columns))
+    return contract.encrypted_subject is not None or not all(map(is_plain, contract.source_columns))
 
 
 def has_policy(contracts: Iterable[TableContract], policy: str) -> bool:

@@ -142,6 +142,18 @@ def _in_base64(bodies: Sequence[bytes]) -> pa.StringArray:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasedIds:
+    """The ids of all erased subjects of a home, and the secret of which they are keyed hashes."""
+
+    ids: frozenset[bytes]
+    secret: bytes = field(repr=False)
+
+    def among(self, subjects: Sequence[tuple[str, str, str]]) -> list[bool]:
+        """Return whether each of ``subjects`` (source, name, value) is erased."""
+        return [each in self.ids for each in _hashed(self.secret, subjects)]
+
+
+@dataclass(frozen=True, slots=True)
 class SubjectKeys:
     """The keys in the file ``path``.
 
@@ -236,6 +248,26 @@ class SubjectKeys:
             base.execute("BEGIN")
             return {each.id for each in _known(base, ids).values() if each.secret is None}
 
+    def erased(self) -> ErasedIds | None:
+        """Return all subjects whose key is destroyed, or that must never get one; None if there are none.
+
+        Raises ``SubjectKeysUnreadable`` if the home had a file of keys and it is not there: nobody knows then
+        who was erased.
+        """
+        if not self.made:
+            if self._noted.exists():
+                raise self._another("is not there, though it says which subjects are erased")
+            return None
+        with self._open() as base:
+            ids = frozenset(each for (each,) in base.execute("SELECT id FROM keys WHERE secret IS NULL"))
+            (secret,) = base.execute("SELECT secret FROM store").fetchone()
+        return ErasedIds(ids, secret) if ids else None
+
+    def make(self) -> None:
+        """Make the file if there is none. Raises ``SubjectKeysUnreadable`` if the home had one."""
+        with self._open() as base:
+            self._note(base)
+
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
         """Return the keys of ``ids``, destroyed ones too. Raises ``SubjectKeysUnreadable`` if the file lacks
         one."""
@@ -290,9 +322,16 @@ class SubjectKeys:
             )
             base.execute("COMMIT")
 
-    def note_names(self, source: str, names: Mapping[str, str]) -> None:
-        """Record ``names``, of the subjects by table, of which keys are destroyed; the first name of a table
-        counts."""
+    def windows_of(self, source: str, ids: Collection[bytes]) -> set[str]:
+        """Return the windows of ``source`` that were named for keys ``ids``."""
+        if not self.made:
+            return set()
+        with self._open() as base:
+            rows = base.execute("SELECT window, id FROM windows WHERE source = ?", (source,)).fetchall()
+        return {window for window, each in rows if each in ids}
+
+    def note_names(self, source: str, names: Mapping[str, erased_subjects.ErasedName]) -> None:
+        """Record ``names``, of the subjects by table, that are erased; the first name of a table counts."""
         with self._open() as base, failpoint("pii.subject_keys", "names"):
             self._note(base)
             base.execute("BEGIN IMMEDIATE")
@@ -343,6 +382,7 @@ class SubjectKeys:
                 # No failpoint: empty tables, which a file of a former version lacks.
                 base.execute(recent_keys.TABLE)
                 base.execute(erased_subjects.TABLE)
+                base.execute(_ERASED)
                 yield base
         except sqlite3.Error as problem:
             raise SubjectKeysUnreadable(
@@ -409,11 +449,8 @@ def keyed_identity(identity: str, key: bytes) -> str:
     return f'{identity[:start]}{digest(identity[start:end], key)}"]'
 
 
-def row_subject(table: str) -> str:
-    """Return the kind of subject of those rows of ``table`` that name no subject: each of them is its own
-    subject."""
-    return f"row of {table}"
-
+_ERASED = "CREATE INDEX IF NOT EXISTS erased ON keys (id) WHERE secret IS NULL"
+"""Finds the few erased subjects among millions that live."""
 
 _TABLES = """
 CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB NOT NULL);
@@ -424,8 +461,13 @@ CREATE TABLE windows (source TEXT, window TEXT, id BLOB, PRIMARY KEY (source, wi
 
 
 def _ids(base: sqlite3.Connection, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
-    """Return the id of each subject's key: a keyed hash of the subject."""
+    """Return the id of each subject's key."""
     (secret,) = base.execute("SELECT secret FROM store").fetchone()
+    return _hashed(secret, subjects)
+
+
+def _hashed(secret: bytes, subjects: Iterable[tuple[str, str, str]]) -> list[bytes]:
+    """Return a keyed hash of each of ``subjects`` (source, name, value)."""
     ids = []
     of, begun = ("", ""), blake2b()
     for source, name, value in subjects:

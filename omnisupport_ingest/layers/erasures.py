@@ -12,12 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from omnisupport_ingest.cdc.erasing import Erasures, KeyPlace, Span
+from omnisupport_ingest.cdc.subject_values import ErasedSubjects
+from omnisupport_ingest.contracts.at_rest import subject_tables
+from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
@@ -34,13 +38,16 @@ VERSION = "erasures:"
 SUBJECT_KEYS = "subject_keys:"
 """Prefix of the version of such a window that names the destroyed keys of subjects it was judged without."""
 
+_CERTIFICATES = 10_000
+"""Certificates whose ids a process remembers."""
+
 CERTIFICATES = "certificates"
 """Folder of the home with the certificates of erasures; see ``review/certificate.py``."""
 
 
 class DestroyedKeysLost(IngestError):
-    """A window was judged without the values of destroyed keys, and the file of keys knows less of what is
-    destroyed, as an older backup does: judged again, erased values would come back.
+    """A window was judged without the values of erased subjects, or a certificate names one that lands plain,
+    and the file of keys knows less of who is erased, as an older backup does: erased values would come back.
 
     Fix: Stop the capture, restore ``keys/`` from its newest backup, and give the ``erase --subject`` commands
     again of the certificates that the message names. Nothing was changed.
@@ -177,20 +184,64 @@ def _refuse_lost_keys(
         )
 
 
+def erased_subjects(workspace: Workspace, source: str) -> ErasedSubjects:
+    """Return the erased subjects whose values the events of ``source`` lose, also those of withdrawn tables.
+
+    Call it after the versions were read: an erasure names its windows first, so a window that is judged
+    without knowing of it is judged again. Raises ``SubjectKeysUnreadable`` and ``DestroyedKeysLost`` if
+    values land plain, and who was erased is not known any more.
+    """
+    contracts = workspace.contracts.of_source(source)
+    named = [each for each in contracts if each.subject is not None]
+    if not named:
+        return ErasedSubjects()
+    if all(each.encrypted_subject is not None for each in named) and not workspace.subjects.made:
+        # If a key is missing, decrypting raises the error.
+        return ErasedSubjects()
+    erased = workspace.subjects.erased()
+    if any(each.encrypted_subject is None for each in named):
+        _refuse_revived(workspace, source)
+    if erased is None:
+        return ErasedSubjects()
+    withdrawn = (each for each in readable_withdrawn(workspace.settings, workspace.contracts))
+    of_source = [each for each in withdrawn if each.source == source]
+    return ErasedSubjects(source, subject_tables([*of_source, *contracts]), erased)
+
+
+def _refuse_revived(workspace: Workspace, source: str) -> None:
+    """Raise ``DestroyedKeysLost`` if a certificate of ``source`` names an erased subject that the file of
+    keys does not: then its values would be readable in whatever window is judged now."""
+    if revived := _with_revived_keys(workspace, source):
+        raise DestroyedKeysLost(
+            f"{workspace.subjects.path} does not know all subjects of {source} as erased that certificates "
+            "name: what was erased would come back.",
+            fix="Restore keys/ from its newest backup. Then give the erase --subject commands again of the "
+            f"certificates that are younger ({', '.join(revived)}). Nothing was changed.",
+        )
+
+
 def _with_revived_keys(workspace: Workspace, source: str) -> list[str]:
     """Return the names of the certificates of ``source`` that say destroyed of a key that is not."""
-    found = []
+    named: dict[str, frozenset[bytes]] = {}
     for path in sorted((workspace.home.path / CERTIFICATES).glob("*.json")):
         try:
-            certificate = json.loads(read_file(path))
-            ids = {bytes.fromhex(each) for each in certificate["keys"]["ids"]}
-            of_source = certificate["source"] == source
+            found = path.stat()
+            of, ids = _named_in(path, found.st_mtime_ns, found.st_size)
         except (OSError, Unreadable, ValueError, KeyError, TypeError):
             # Of a row, or of a former version, or damaged: the command that continues it says so.
             continue
-        if of_source and ids - workspace.subjects.destroyed(ids):
-            found.append(path.name)
-    return found
+        if of == source:
+            named[path.name] = ids
+    destroyed = workspace.subjects.destroyed({each for ids in named.values() for each in ids})
+    return [name for name, ids in named.items() if ids - destroyed]
+
+
+@lru_cache(_CERTIFICATES)
+def _named_in(path: Path, modified_ns: int, size: int) -> tuple[str, frozenset[bytes]]:
+    """Return source and ids of the erased keys in a certificate. It is read again when it has changed."""
+    del modified_ns, size
+    certificate = json.loads(read_file(path))
+    return certificate["source"], frozenset(bytes.fromhex(each) for each in certificate["keys"]["ids"])
 
 
 def _order(span: Span) -> tuple[object, ...]:

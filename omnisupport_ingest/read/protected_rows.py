@@ -8,19 +8,22 @@ hash of a former key.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.protected_images import protect_image
 from omnisupport_ingest.cdc.protecting import WITHOUT_VALUES, Protections
+from omnisupport_ingest.cdc.subject_values import ErasedSubjects, emptied
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH
 from omnisupport_ingest.contracts.protection import Protection, Secrets, hashing, needs_protection
 from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.layers.erasures import erased_subjects
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 
@@ -56,25 +59,28 @@ def _by_all_keys(texts: pa.StringArray, secrets: Secrets) -> pa.StringArray:
 
 @dataclass(frozen=True)
 class LandedProtection:
-    """Protects landed events of one source, one by one, before a person sees them: as ``protect_batches``
-    protects them before they are in the lake."""
+    """Protects landed events of one source, one by one, before a person sees them, as ``judging.to_store``
+    protects them before they are in the lake: values of erased ``subjects`` are not shown."""
 
     protections: Protections
+    subjects: ErasedSubjects = field(default_factory=ErasedSubjects)
 
     @classmethod
     def open(cls, settings: Settings, source: str) -> LandedProtection:
         """Open the protection of the contracts in force.
 
-        Raises ``PiiKeyMissing`` if a key for their hashes is missing.
+        Raises ``PiiKeyMissing`` if a key for their hashes is missing, and as ``erased_subjects`` does.
         """
         workspace = Workspace.open(settings)
         contracts = workspace.contracts.of_source(source)
-        return cls(Protections.of(contracts, workspace.secrets(contracts)))
+        protections = Protections.of(contracts, workspace.secrets(contracts))
+        return cls(protections, erased_subjects(workspace, source))
 
     def of(self, event: LandedEvent) -> LandedEvent:
         """Return the event with protected row images; without them where one table of the source has a policy
         and no contract describes what the event carries."""
         name = event.source_schema, event.source_table
+        event = self._without_erased(event)
         if not self.protections or event.op in WITHOUT_VALUES:
             return event
         if name not in self.protections.contracted:
@@ -85,3 +91,15 @@ class LandedProtection:
         return event._replace(
             before=protect_image(event.before, protection), after=protect_image(event.after, protection)
         )
+
+    def _without_erased(self, event: LandedEvent) -> LandedEvent:
+        table = self.subjects.tables.get((event.source_schema, event.source_table)) if self.subjects else None
+        if table is None or event.op in WITHOUT_VALUES:
+            return event
+        images = (event.before, event.after)
+        whose = [table.whose((read_image(each) or {}).get(table.column), event.key) for each in images]
+        erased = self.subjects.among(whose)
+        before, after = (
+            emptied(image, table) if gone else image for image, gone in zip(images, erased, strict=True)
+        )
+        return event._replace(before=before, after=after)

@@ -1,10 +1,9 @@
-"""Finds where the values of a subject are: encrypted images in landing and raw, and cells in tables
-downstream.
+"""Finds where the values of a subject are: images in landing and raw, and cells in tables downstream.
 
 An encrypted image names its encryption key, so the images of a subject are found in every table of the source
-without decrypting one. The image also names its row and subject. By these the subject's rows are found in the
-tables that hold readable values, even if landing and raw no longer have the events. Every file of the source
-is read.
+without decrypting one. Images that landed plain say whose they are (``plain_images``). An image also names
+its row and subject. By these the subject's rows are found in the tables that hold readable values, even if
+landing and raw no longer have the events. Every file of the source is read.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.subject_values import Of
 from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, key_id
 from omnisupport_ingest.contracts.model import Subject, TableContract
+from omnisupport_ingest.contracts.names import row_subject
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.contracts.recent_keys import ID_BYTES
-from omnisupport_ingest.contracts.subject_keys import row_subject
 from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import (
@@ -43,6 +43,7 @@ from omnisupport_ingest.read.holdings import (
     landed_events,
     left_over_files,
 )
+from omnisupport_ingest.read.plain_images import Row, Sought, plain_images
 
 _IMAGES = ("before", "after")
 _MOVED = "moved_from_key"
@@ -59,9 +60,6 @@ _KEY_ID = "key_id"
 _NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(bytes(ID_BYTES))) - 1}}})"
 """Regular expression that finds the id of the key in an encrypted image."""
 
-Row = tuple[str, str, str]
-"""Schema, table, and the text of a row's key."""
-
 
 @dataclass
 class Traced:
@@ -69,23 +67,45 @@ class Traced:
 
     Attributes:
         encrypted: files with images that its keys encrypted.
-        plain: files with readable images of the same rows, which landed before the contract said encrypted.
+        plain: files with images that landed plain and have personal values.
         windows: the windows with encrypted images, by the id of their key.
-        rows: the rows of the encrypted images.
+        plain_windows: the windows with images that landed plain.
+        rows: the rows of these images.
         subjects: what the subject columns of these images say.
         unnamed: the rows of those images whose subject column says nothing.
         contracts: those in force of the source, and withdrawn ones, whose events may be there still.
         images: how many images its keys encrypted; one that both landing and raw have counts once.
+        plain_images: how many images landed plain and have personal values, counted likewise.
     """
 
     contracts: tuple[TableContract, ...]
     encrypted: list[Holding] = field(default_factory=list)
     plain: list[Holding] = field(default_factory=list)
     windows: dict[bytes, set[str]] = field(default_factory=dict)
+    plain_windows: set[str] = field(default_factory=set)
     rows: set[Row] = field(default_factory=set)
     subjects: set[str] = field(default_factory=set)
     unnamed: set[Row] = field(default_factory=set)
     images: int = 0
+    plain_images: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Whom an erasure is of: ``ids`` of keys that encrypted images of subjects of one ``kind``, and
+    ``named``, kinds and values of subjects."""
+
+    kind: str
+    ids: frozenset[bytes]
+    named: frozenset[Of]
+
+    def triples(self, source: str) -> list[tuple[str, str, str]]:
+        """Return ``named`` in ``source`` as ``SubjectKeys`` takes them."""
+        return [(source, *each) for each in sorted(self.named)]
+
+    def all_ids(self, workspace: Workspace, source: str) -> frozenset[bytes]:
+        """Return the ids of all of them; only of ``ids`` if the home has no file of keys."""
+        return self.ids.union(workspace.subjects.ids_of(self.triples(source)))
 
 
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -100,10 +120,10 @@ def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> s
     return {each for each in ids if each is not None}
 
 
-def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
-    """Return the images in landing and raw of ``source`` that the keys ``ids`` encrypted, and plain ones
-    of the same rows."""
+def traced(workspace: Workspace, source: str, subjects: Subjects) -> Traced:
+    """Return the images in landing and raw of ``source`` that are of ``subjects``, encrypted or plain."""
     of_subject = Traced(contracts_with_events(workspace, source))
+    ids = subjects.all_ids(workspace, source)
     columns = {
         each.table_name: each.subject.column for each in of_subject.contracts if each.subject is not None
     }
@@ -127,16 +147,48 @@ def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
     # Raw takes what landed; retention removes it from landing first.
     of_subject.images = sum(max(each.values()) for each in by_window.values())
     of_subject.encrypted = holdings_of(workspace, counts)
-    of_subject.plain = holdings_of(workspace, _plain(workspace, source, of_subject))
+    _trace_plain(workspace, source, subjects, of_subject)
     return of_subject
 
 
-def by_other_keys(
-    workspace: Workspace, contract: TableContract, of_subject: Traced, ids: Collection[bytes]
-) -> list[Holding]:
-    """Return the files with images of the subject's rows that other keys than ``ids`` encrypted.
+def _trace_plain(workspace: Workspace, source: str, subjects: Subjects, of_subject: Traced) -> None:
+    """Add the images of ``subjects`` that landed plain."""
+    names = {each.table_name: each.full_name for each in of_subject.contracts}
+    said = [(row_subject(names[row[:2]]), row[2]) for row in of_subject.unnamed if row[:2] in names]
+    said += [(subjects.kind, text) for text in of_subject.subjects]
+    # By another contract an image may have been of another subject than it says now.
+    ids, of_said = subjects.all_ids(workspace, source), [(source, *each) for each in said]
+    known = zip(said, workspace.subjects.ids_of(of_said), strict=False)
+    theirs = {each for each, key_id in known if key_id in ids}
+    sought = Sought(subjects.named | theirs)
+    counts: dict[tuple[str, Path], int] = {}
+    by_window: dict[str, dict[str, int]] = {}
+    for image in plain_images(workspace, source, of_subject.contracts, sought):
+        if image.window:
+            of_subject.plain_windows.add(image.window)
+        if image.personal:
+            counts[image.layer, image.path] = counts.get((image.layer, image.path), 0) + 1
+        if image.personal and image.window:
+            in_window = by_window.setdefault(image.window, {})
+            in_window[image.layer] = in_window.get(image.layer, 0) + 1
+        if image.row is None:
+            continue
+        of_subject.rows.add(image.row)
+        if image.of == (row_subject(names[image.row[:2]]), image.row[2]):
+            of_subject.unnamed.add(image.row)
+        else:
+            of_subject.subjects.add(image.of[1])
+    of_subject.plain_images = sum(max(each.values()) for each in by_window.values())
+    of_subject.plain = holdings_of(workspace, counts)
 
-    Destroyed keys do not count. Such images landed while a row did not name its subject, or belong to a
+
+def of_others(
+    workspace: Workspace, contract: TableContract, of_subject: Traced, subjects: Subjects
+) -> list[Holding]:
+    """Return the files with images of the subject's rows that are of others than ``subjects``: that other
+    keys encrypted, or that landed plain.
+
+    Erased subjects do not count. Such images landed while a row did not name its subject, or belong to a
     former or later key of a row whose key is the subject.
     """
     wanted: list[tuple[str, str, str]] = []
@@ -146,10 +198,17 @@ def by_other_keys(
             keys |= (moved := _moved(workspace, each, keys))
             wanted += [(each.source, each.subject.name, text) for key in moved for text in json.loads(key)]
         wanted += [(each.source, row_subject(each.full_name), key) for key in keys]
-    others = workspace.subjects.living({*workspace.subjects.ids_of(wanted)} - {*ids})
+    ids = workspace.subjects.ids_of(wanted)
+    others = workspace.subjects.living({*ids} - subjects.all_ids(workspace, contract.source))
     counts: dict[tuple[str, Path], int] = {}
     for layer, path, _, _, events in _encrypted_by(workspace, contract.source, others, former=True):
         counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
+    erased = workspace.subjects.destroyed(ids)
+    gone = {each[1:] for each, key_id in zip(wanted, ids, strict=False) if key_id in erased}
+    sought = Sought({each[1:] for each in wanted} - gone - subjects.named)
+    for image in plain_images(workspace, contract.source, of_subject.contracts, sought):
+        if image.personal:
+            counts[image.layer, image.path] = counts.get((image.layer, image.path), 0) + 1
     return holdings_of(workspace, counts)
 
 
@@ -377,25 +436,6 @@ def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str])
         moved |= new
         pending += new
     return moved
-
-
-def _plain(workspace: Workspace, source: str, of_subject: Traced) -> dict[tuple[str, Path], int]:
-    """Count the images of the subject's rows with readable personal values, by layer and file, those in
-    former files of raw too."""
-    columns: Mapping[tuple[str, str], frozenset[str]] = {
-        each.table_name: frozenset(maybe_encrypted_columns(each)) for each in of_subject.contracts
-    }
-    counts: dict[tuple[str, Path], int] = {}
-    former = former_raw_events(workspace, source, _READ)
-    for layer, path, _, batch in chain(landed_events(workspace, source, _READ), former):
-        events = batch.filter(_mask_of_rows(batch, of_subject.rows))
-        for row in events.to_pylist():
-            personal = columns.get((row["source_schema"], row["source_table"]), frozenset())
-            for name in _IMAGES:
-                image = read_image(row[name]) or {}
-                if any(value is not None and column in personal for column, value in image.items()):
-                    counts[layer, path] = counts.get((layer, path), 0) + 1
-    return counts
 
 
 def _rows(events: pa.RecordBatch) -> Iterator[Row | None]:

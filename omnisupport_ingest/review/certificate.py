@@ -66,11 +66,13 @@ class ErasureRequest:
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """The facts that a later certificate repeats: who asked, which files held cells before, and which were
-    swept."""
+    swept. ``windows_named``: of a subject, whether its windows were named after it was recorded as erased.
+    """
 
     asked: ErasureRequest
     before: tuple[Holding, ...]
     swept: tuple[str, ...]
+    windows_named: bool = False
 
 
 FORMAT = Format(Earlier, FORMAT_VERSION, strict=False)
@@ -158,7 +160,7 @@ def withdrawn_personal(workspace: Workspace, source: str) -> list[TableContract]
     that is no contract.
     """
     withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts, source)
-    return [each for each in withdrawn if each.subject or each.personal]
+    return [each for each in withdrawn if each.subject is not None or each.personal]
 
 
 def with_data(workspace: Workspace, contract: TableContract) -> list[str]:

@@ -38,10 +38,10 @@ _POSITION = ("epoch", "commit_lsn", "ordinal")
 
 class ErasureRefused(IngestError):
     """The row cannot be erased, or not yet: there is none of that key, it lives at its source, or whether it
-    has ended is not known. Nothing was recorded.
+    has ended is not known. Or its subject cannot: the contract names none. Nothing was recorded.
 
     Fix: Delete the row at the source and let the delete arrive, then erase; write the key as PostgreSQL
-    prints it.
+    prints it; name the subject in ``x-cdc.at_rest``.
     """
 
 

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc.erasing import Erasures, erased_in, without_values
 from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.images import read_image
-from omnisupport_ingest.contracts.at_rest import readable_columns
+from omnisupport_ingest.cdc.subject_values import emptied
+from omnisupport_ingest.contracts.at_rest import SubjectTable, subject_tables
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
-from omnisupport_ingest.contracts.subject_keys import SubjectKeys, row_subject
-from omnisupport_ingest.json_values import compact
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.erasures import (
     SUBJECT_KEYS,
@@ -78,7 +78,7 @@ def erase_in_sealed_windows(workspace: Workspace, source: str) -> None:
 
 @dataclass(frozen=True)
 class _ErasedValues:
-    """The values that erasures remove from events of ``source``: by row, and by destroyed key."""
+    """The values that erasures remove from events of ``source``: by row, and by subject."""
 
     source: str
     contracts: Sequence[TableContract]
@@ -109,8 +109,8 @@ class _ErasedValues:
         return left.set_column(place, left.schema.field(place), hashes)
 
     def _without_destroyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return ``batch`` without values of destroyed keys: in images, all columns that do not land readable
-        are NULL, also those that no contract names; so is the line that came."""
+        """Return ``batch`` without values of erased subjects: in images, all columns that an erasure does not
+        leave are NULL, also those that no contract names; so is the line that came."""
         names = [batch.column(name).to_pylist() for name in ("source_schema", "source_table")]
         tables, keys = [*zip(*names, strict=True)], batch.column("key").to_pylist()
         images = {name: batch.column(name).to_pylist() for name in _IMAGES}
@@ -121,17 +121,17 @@ class _ErasedValues:
             if tables[row] in self._subjects and (image := read_image(text)) is not None
         }
         whose = [
-            self._whose(self._subjects[tables[row]], image, keys[row]) for (_, row), image in read.items()
+            (self.source, *table.whose(image.get(table.column), keys[row]))
+            for (_, row), image in read.items()
+            for table in [self._subjects[tables[row]]]
         ]
         ids = self.keys.ids_of(whose)
         destroyed = self.keys.destroyed(ids)
         # Accepted events have no such column.
         lines = {"envelope": batch.column("envelope").to_pylist()} if "envelope" in batch.schema.names else {}
-        for ((name, row), image), key_id in zip(read.items(), ids, strict=False):
+        for (name, row), key_id in zip(read, ids, strict=False):
             if key_id in destroyed:
-                gone = image.keys() - readable_columns(self._subjects[tables[row]])
-                if any(image[column] is not None for column in gone):
-                    images[name][row] = compact(image | dict.fromkeys(gone))
+                images[name][row] = emptied(images[name][row], self._subjects[tables[row]])
                 for texts in lines.values():
                     texts[row] = None
         for name, texts in (images | lines).items():
@@ -140,21 +140,8 @@ class _ErasedValues:
             batch = batch.set_column(place, field, pa.array(texts, field.type))
         return batch
 
-    def _whose(
-        self, contract: TableContract, image: Mapping[str, str | None], key: str | None
-    ) -> tuple[str, str, str]:
-        """Return the subject by whose key an image of the row ``key`` landed."""
-        assert contract.subject is not None, "its values are encrypted"
-        text = image.get(contract.subject.column)
-        if text is None:
-            return self.source, row_subject(contract.full_name), key or ""
-        return self.source, contract.subject.name, text
-
     @cached_property
-    def _subjects(self) -> Mapping[TableName, TableContract]:
-        """The contracts by whose rows in the lake their subject is known."""
-        return {
-            each.table_name: each
-            for each in self.contracts
-            if subject_column_in_lake(each, each.subject) is not None
-        }
+    def _subjects(self) -> Mapping[TableName, SubjectTable]:
+        """The tables whose rows in the lake say whose they are."""
+        named = [each for each in self.contracts if subject_column_in_lake(each, each.subject) is not None]
+        return subject_tables(named)

@@ -1,10 +1,11 @@
-"""Erases a subject: destroys its encryption key, so that no copy of its landed rows can be read any more.
+"""Erases a subject: live and deleted rows of every table of the source. It cannot be undone.
 
-This covers live and deleted rows of every table of the source, in landing, in raw, and in backups of both. It
-cannot be undone. Layers downstream of raw hold readable values (what policies leave of them). So their
-windows are judged again without the values, and former versions are swept at once; then the certificate is
-complete. Sealed windows are rewritten by the command itself (``sealed_windows``). The same command continues
-the work until all is done, and may be repeated at any time.
+The subject's encryption key is destroyed, or the subject is recorded as one that never gets a key. So no copy
+that landed encrypted can be read any more, in landing, in raw, and in backups of both. Copies that landed
+plain stay there until retention removes them. Layers downstream of raw hold readable values (what policies
+leave of them). So their windows are judged again without the values, whatever form these landed in, and
+former versions are swept at once. Sealed windows are rewritten by the command itself (``sealed_windows``).
+The same command continues the work until all is done, and may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -17,20 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.cdc.erasing import key_hash
-from omnisupport_ingest.contracts.at_rest import encrypted_columns
+from omnisupport_ingest.cdc.subject_values import Of
+from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
+from omnisupport_ingest.contracts.erased_subjects import ErasedName
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.subject_keys import row_subject
+from omnisupport_ingest.contracts.names import row_subject
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import Holding
+from omnisupport_ingest.read.plain_images import Sought, plain_images
+from omnisupport_ingest.read.row_cells import withheld_of_no_row
 from omnisupport_ingest.read.sealed_events import SealedEvents
 from omnisupport_ingest.read.subject_traces import (
+    Subjects,
     Traced,
-    by_other_keys,
     cells_above_raw,
     cells_left_over,
     found_by_keys_alone,
     key_ids_of_row,
     of_nobody,
+    of_others,
     traced,
 )
 from omnisupport_ingest.review.certificate import (
@@ -59,15 +65,16 @@ from omnisupport_ingest.storage import storage_of
 class SubjectErased:
     """What was destroyed, and what is left.
 
-    ``certificate``: its file; None if nothing was recorded. ``complete``: the home holds nothing readable of
-    the subject except what ``remains`` names. ``images``: row images that landed encrypted, in ``windows``.
+    ``certificate``: its file; None if nothing was recorded. ``state``: of it; None likewise. ``images``: row
+    images that landed encrypted, ``plain_images``: those that landed plain, in ``windows``.
     ``cells``: cells downstream of raw that are still readable. ``swept``: deleted files of former versions.
     ``waiting``: windows that are to be judged. ``sealed``: sealed windows with some of ``cells``, which stay.
     """
 
     certificate: Path | None
-    complete: bool
+    state: str | None
     images: int
+    plain_images: int
     cells: int
     windows: tuple[str, ...]
     swept: int
@@ -75,33 +82,39 @@ class SubjectErased:
     waiting: tuple[str, ...]
     sealed: tuple[str, ...]
 
+    @property
+    def complete(self) -> bool:
+        """Whether the home holds nothing readable of the subject except what ``remains`` names."""
+        return self.state == COMPLETE
+
 
 def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
-    """Return what ``erase_subject`` would erase, without destroying the key. Raises ``ErasureRefused`` where
-    it would."""
-    ids = _key_ids(workspace, contract, key)
+    """Return what ``erase_subject`` would erase, without recording it. Raises ``ErasureRefused`` where it
+    would."""
+    subjects = _subjects(workspace, contract, key)
     withdrawn = withdrawn_personal(workspace, contract.source)
-    of_subject = _traced(workspace, contract, key, ids)
+    of_subject = _traced(workspace, contract, key, subjects)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
     sealed = SealedEvents.of(workspace, contract.source)
     remaining = _Remaining(
         cells,
         (),
-        by_other_keys(workspace, contract, of_subject, ids),
+        of_others(workspace, contract, of_subject, subjects),
         withdrawn,
         not_found=_not_found(sealed, contract, of_subject),
     )
     remains, _ = _remains(workspace, contract, of_subject, remaining)
-    return _erased(None, False, of_subject, remaining, remains)
+    return _erased(None, None, of_subject, remaining, remains)
 
 
 def erase_subject(
     workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str
 ) -> SubjectErased:
-    """Destroy the encryption key of the subject of the row with ``key``, and write a certificate.
+    """Record the subject of the row with ``key`` as erased, destroy its encryption key, and write a
+    certificate.
 
     ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as given. Raises
-    ``ErasureRefused``, saying why nothing was destroyed.
+    ``ErasureRefused``, saying why nothing was recorded.
     """
     erased_by, why = erased_by.strip(), why.strip()
     for value, missing in ((erased_by, "name of the person who erases"), (why, "reason")):
@@ -109,18 +122,26 @@ def erase_subject(
             raise ErasureIncomplete(
                 f"The {missing} is missing.", fix="Give it: the certificate records person, time and reason."
             )
-    ids = _key_ids(workspace, contract, key)
+    subjects = _subjects(workspace, contract, key)
     withdrawn = withdrawn_personal(workspace, contract.source)
+    keys = workspace.subjects
+    keys.make()
+    ids = subjects.all_ids(workspace, contract.source)
     path = certificate_path(workspace, contract, b"".join(sorted(ids)))
     earlier = read_earlier(path)
     if earlier is None:
-        earlier = _begin(workspace, contract, key, ids, ErasureRequest(erased_by, why, datetime.now(UTC)))
-    workspace.subjects.note_names(contract.source, _names(workspace, contract))
-    destroyed = workspace.subjects.destroy(ids)
+        asked = ErasureRequest(erased_by, why, datetime.now(UTC))
+        earlier = _begin(workspace, contract, key, subjects, asked)
+    # Whatever landed after the windows were named was judged by a run that knew of the erasure. So a row that
+    # lives, and is sent again and again, makes no window stale.
+    named_before = earlier.windows_named and keys.destroyed(ids) == ids
+    keys.note_names(contract.source, _names(workspace, contract))
+    destroyed = keys.destroy(ids)
     # Trace the subject now, to find events that landed or were judged meanwhile too.
-    of_subject = _traced(workspace, contract, key, ids)
+    of_subject = _traced(workspace, contract, key, subjects)
     sealed = SealedEvents.of(workspace, contract.source)
-    windows = _name_windows(workspace, contract, ids, of_subject, sealed)
+    _name_windows(workspace, contract, ids, of_subject, sealed, plain=not named_before)
+    windows = keys.windows_of(contract.source, ids)
     erase_in_sealed_windows(workspace, contract.source)
     waiting = windows_waiting(workspace, contract.source, windows)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
@@ -128,7 +149,7 @@ def erase_subject(
     if not (cells or waiting):
         swept = sweep_former(workspace, contract.source, _tables(workspace, contract, of_subject))
         left_over = cells_left_over(workspace, contract, of_subject)
-    others = by_other_keys(workspace, contract, of_subject, ids)
+    others = of_others(workspace, contract, of_subject, subjects)
     # Of the files that were written meanwhile.
     sealed = SealedEvents.of(workspace, contract.source)
     not_found = _not_found(sealed, contract, of_subject)
@@ -143,6 +164,7 @@ def erase_subject(
         state = INCOMPLETE
     document = _head(contract, key, ids, earlier) | {
         "state": state,
+        "windows_named": True,
         # The ids are keyed hashes of the subject. By them a run sees that an older file of keys was restored.
         "keys": {
             "of_the_subject": len(ids),
@@ -150,32 +172,36 @@ def erase_subject(
             "ids": sorted(each.hex() for each in ids),
         },
         "encrypted": tuple(of_subject.encrypted),
+        "record": tuple(of_subject.plain),
         "after": what_became(workspace, earlier.before, [*cells, *left_over]),
         "swept": tuple(sorted({*earlier.swept, *swept})),
         "remains": remains,
     }
     write_certificate(path, document)
-    return _erased(path, state == COMPLETE, of_subject, remaining, remains)
+    return _erased(path, state, of_subject, remaining, remains)
 
 
 def _begin(
-    workspace: Workspace, contract: TableContract, key: str, ids: Collection[bytes], asked: ErasureRequest
+    workspace: Workspace, contract: TableContract, key: str, subjects: Subjects, asked: ErasureRequest
 ) -> Earlier:
-    """Write the first certificate and name the windows of the subject, before its keys are destroyed: if the
-    command is killed after that, both say what was begun."""
-    of_subject = _traced(workspace, contract, key, ids)
+    """Write the first certificate and name the windows of the subject, before it is recorded as erased: if
+    the command is killed after that, both say what was begun."""
+    ids = subjects.all_ids(workspace, contract.source)
+    of_subject = _traced(workspace, contract, key, subjects)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
     earlier = Earlier(asked, tuple(cells), ())
-    _name_windows(workspace, contract, ids, of_subject, SealedEvents.of(workspace, contract.source))
+    sealed = SealedEvents.of(workspace, contract.source)
+    _name_windows(workspace, contract, ids, of_subject, sealed, plain=True)
     remains = Remains()
     remains.add(
         "all of it",
         [contract.full_name],
-        "this is written before the key is destroyed. If it stays so, the command was killed: give it again",
+        "this is written before anything is erased. If it stays so, the command was killed: give it again",
     )
     document = _head(contract, key, ids, earlier) | {
         "state": PENDING,
         "encrypted": tuple(of_subject.encrypted),
+        "record": tuple(of_subject.plain),
         "after": what_became(workspace, cells, cells),
         "swept": (),
         "remains": tuple(remains.entries),
@@ -190,13 +216,15 @@ def _name_windows(
     ids: Collection[bytes],
     of_subject: Traced,
     sealed: SealedEvents,
-) -> set[str]:
-    """Record which windows have rows of the subject; return them. Of sealed ones landing and raw do not say
-    which key encrypted what, so they are named for all keys ``ids``."""
-    in_sealed = sealed.windows_with(contract, of_subject)
-    named = {each: {*of_subject.windows.get(each, ()), *in_sealed} for each in ids}
+    *,
+    plain: bool,
+) -> None:
+    """Record which windows have rows of the subject. Those that are sealed, or have images that landed plain,
+    are named for all keys ``ids``: nothing says which of these each image is of. ``plain``: name the windows
+    with plain images too."""
+    for_all = sealed.windows_with(contract, of_subject) | (of_subject.plain_windows if plain else set())
+    named = {each: {*of_subject.windows.get(each, ()), *for_all} for each in ids}
     workspace.subjects.name_windows(contract.source, named)
-    return {window for windows in named.values() for window in windows}
 
 
 def _head(contract: TableContract, key: str, ids: Collection[bytes], earlier: Earlier) -> dict[str, Any]:
@@ -214,50 +242,75 @@ def _head(contract: TableContract, key: str, ids: Collection[bytes], earlier: Ea
     }
 
 
-def _traced(workspace: Workspace, contract: TableContract, key: str, ids: Collection[bytes]) -> Traced:
+def _traced(workspace: Workspace, contract: TableContract, key: str, subjects: Subjects) -> Traced:
     """Return what landing and raw have of the subject; it is known by ``key`` too if that names it."""
-    of_subject = traced(workspace, contract.source, ids)
+    of_subject = traced(workspace, contract.source, subjects)
     if contract.subject is not None and contract.key == (contract.subject.column,):
         of_subject.rows.add((contract.schema, contract.table, key))
         of_subject.subjects.add(json.loads(key)[0])
     return of_subject
 
 
-def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
-    """Return the ids of the keys to destroy: that of the row's subject, and the row's own."""
+def _subjects(workspace: Workspace, contract: TableContract, key: str) -> Subjects:
+    """Return whom to erase: the row's subject, and the row itself, as far as it names nobody."""
     if contract.subject is None:
         raise ErasureRefused(
-            f"{contract.full_name} of {contract.source} lands plain, so there is no key to destroy.",
-            fix="Erase the row without --subject; or write encrypted in x-cdc.at_rest, for what lands from "
-            "then on.",
+            f"The contract of {contract.full_name} of {contract.source} does not say whose a row is.",
+            fix='Write x-cdc.at_rest: {"pii": "plain", "subject": "customer", "subject_column": '
+            '"customer_id"} with your own names, and name personal columns in x-cdc.pii; with "encrypted" '
+            "instead of plain, what lands from then on can be erased from landing and raw too. Or erase the "
+            "row without --subject.",
         )
-    row_ids = key_ids_of_row(workspace, contract, key)
-    own, named = (contract.source, row_subject(contract.full_name), key), []
+    row = (contract.schema, contract.table, key)
+    own, named = (row_subject(contract.full_name), key), list[Of]()
     if contract.key == (contract.subject.column,):
-        named = [(contract.source, contract.subject.name, json.loads(key)[0])]
-    ids = workspace.subjects.ids_of([own, *named])
+        named = [(contract.subject.name, json.loads(key)[0])]
+    row_ids = key_ids_of_row(workspace, contract, key)
+    keys, source = workspace.subjects, contract.source
+    images = plain_images(workspace, source, [contract], Sought((), {row}))
+    # The old row of a key change may name another subject by its key alone.
+    landed_plain = {each.of for each in images if each.personal}
+    named_plain = frozenset({own, *named, *landed_plain})
+    subjects = Subjects(contract.subject.name, frozenset(row_ids), named_plain)
+    id_of = dict(zip(sorted(subjects.named), keys.ids_of(subjects.triples(source)), strict=False))
     # Of sealed windows no image is left, but the key that its values landed by: backups may have them.
-    landed = workspace.subjects.known(ids[1:])
-    others = workspace.subjects.living(row_ids.difference(ids[:1]))
-    if not (row_ids or landed or traced(workspace, contract.source, ids).encrypted):
-        # A mistyped key must not destroy the key of a subject that lands later.
-        if SealedEvents.of(workspace, contract.source).has_row(contract, key):
-            raise ErasureRefused(
-                f"Landing and raw have no image of that row of {contract.full_name} any more: retention has "
-                "removed them with their windows. So they cannot say whose the row is.",
-                fix=f"Erase by the table whose key {contract.subject.column} is: that erases this row too.",
-            )
-        raise ErasureRefused(
-            f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
-            fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
-            f"whose key {contract.subject.column} is.",
-        )
+    known = keys.known([id_of[each] for each in named if each in id_of])
+    if not (row_ids or landed_plain or known):
+        _require_landed(workspace, contract, key, subjects)
+    erased = keys.destroyed(id_of.values())
+    others: set[object] = {*keys.living(row_ids - {id_of.get(own)})}
+    others |= {id_of.get(each, each) for each in landed_plain - {own} if id_of.get(each) not in erased}
     if len(others) > 1:
         raise ErasureRefused(
             f"The row of {contract.full_name} has belonged to {len(others)} subjects.",
             fix="Erase each by a table of which the key is the subject.",
         )
-    return {*row_ids, *ids}
+    return subjects
+
+
+def _require_landed(workspace: Workspace, contract: TableContract, key: str, subjects: Subjects) -> None:
+    """Raise ``ErasureRefused`` if nothing of the subject is there: a mistyped key must not erase a subject
+    that lands later."""
+    assert contract.subject is not None, "it names its subject"
+    of_subject = _traced(workspace, contract, key, subjects)
+    if of_subject.encrypted or of_subject.plain:
+        return
+    if contract.encrypted_subject is None and cells_above_raw(
+        workspace, contract, of_subject, whole_rows=False
+    ):
+        # Retention has removed what landed.
+        return
+    if SealedEvents.of(workspace, contract.source).has_row(contract, key):
+        raise ErasureRefused(
+            f"Landing and raw have no image of that row of {contract.full_name} any more: retention has "
+            "removed them with their windows. So they cannot say whose the row is.",
+            fix=f"Erase by the table whose key {contract.subject.column} is: that erases this row too.",
+        )
+    raise ErasureRefused(
+        f"{contract.full_name} of {contract.source} has no row with that key of which values have landed.",
+        fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table whose "
+        f"key {contract.subject.column} is.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +318,7 @@ class _Remaining:
     """What is left of a subject.
 
     ``cells``: readable cells downstream of raw. ``waiting``: windows that are to be judged, again or for the
-    first time. ``by_other_keys``: landed images of its rows that other keys encrypted. ``withdrawn``:
+    first time. ``of_others``: landed images of its rows that are of other subjects. ``withdrawn``:
     withdrawn contracts of the source with personal values. ``left_over``: readable cells in files of no
     version. ``sealed``: sealed windows with some of ``cells``, which stay. ``not_found``: tables with sealed
     windows in which rows of the subject cannot be found. ``swept``: how many files were swept now.
@@ -273,7 +326,7 @@ class _Remaining:
 
     cells: Sequence[Holding]
     waiting: Collection[str]
-    by_other_keys: Sequence[Holding]
+    of_others: Sequence[Holding]
     withdrawn: Sequence[TableContract]
     left_over: Sequence[Holding] = ()
     sealed: Sequence[str] = ()
@@ -281,11 +334,11 @@ class _Remaining:
     swept: int = 0
 
 
-def _names(workspace: Workspace, contract: TableContract) -> dict[str, str]:
+def _names(workspace: Workspace, contract: TableContract) -> dict[str, ErasedName]:
     """Return the tables of the source that share the subject of ``contract``, with the name of it."""
     subjects = {each.full_name: each.subject for each in workspace.contracts.of_source(contract.source)}
     return {
-        table: each.name
+        table: ErasedName(each.name, each.encrypted)
         for table, each in subjects.items()
         if each is not None and contract.subject is not None and each.name == contract.subject.name
     }
@@ -328,14 +381,14 @@ def _remains(
     remains.add(
         "images that landed plain",
         [each.path for each in of_subject.plain],
-        "they landed before the contract said encrypted; retention of landing and raw deletes them",
+        "landing and raw are the record that all else is made from: files, checksums and the chain stay as "
+        "they are, until retention of landing and raw deletes them",
     )
     remains.add(
         "cells that can be read",
         [each.path for each in remaining.cells],
-        "their windows are not judged again yet, then give the command again; or they landed plain, then "
-        "erase the rows without --subject too, once they have ended; or the row had the value from another "
-        "subject",
+        "their windows are not judged again yet, or the job of the history has not run: give the command "
+        "again afterwards; or the row had the value from another subject",
     )
     remains.add(
         "sealed windows with cells that can be read",
@@ -362,8 +415,8 @@ def _remains(
         "what a run under way has read may be written still; give the command again when nothing is pending",
     )
     remains.add(
-        "images of its rows that another key encrypted",
-        [each.path for each in remaining.by_other_keys],
+        "images of its rows that are of another subject",
+        [each.path for each in remaining.of_others],
         "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
         "former keys), or by its own table, with --subject too",
     )
@@ -373,36 +426,49 @@ def _remains(
         "they may have its values, encrypted by the key of their table; retention of landing and raw deletes "
         "them",
     )
+    tables = _tables(workspace, contract, of_subject)
+    plain = [each for each in tables if each.encrypted_subject is None]
+    remains.add(
+        "events in quarantine whose key could not be read",
+        {each.path for table in plain for each in withheld_of_no_row(workspace, table)},
+        "nobody can say whose they are, so they may have its values, as landing and raw have them; retention "
+        "of landing, raw and quarantine deletes them",
+    )
     erased = [
-        (each, [column for column in each.source_columns if column.name in encrypted_columns(each)])
-        for each in _tables(workspace, contract, of_subject)
+        (each, [column for column in each.source_columns if column.name in maybe_encrypted_columns(each)])
+        for each in tables
     ]
     remains.add_outside(workspace, contract.source, erased)
     remains.add_withdrawn(workspace, remaining.withdrawn)
-    remains.add("backups of keys/", ["wherever they are"], "whoever restores one has the destroyed key again")
+    where = ["wherever they are"]
+    remains.add("backups of keys/", where, "whoever restores one has the destroyed key again")
+    if plain:
+        remains.add("backups", where, "they have what the home had when they were made")
     in_versions = remains.add_of_storage(workspace, contract.source)
     if not storage_of(workspace.home.lake / "any").is_local:
         remains.add(
             "homes of other machines on this bucket",
             ["wherever they are"],
-            "their keys/ has the key: give the same command there; their copies of files go with `sweep`",
+            "their keys/ has the key, or does not know the erasure: give the same command there; their "
+            "copies of files go with `sweep`",
         )
     return tuple(remains.entries), in_versions
 
 
 def _erased(
     path: Path | None,
-    complete: bool,
+    state: str | None,
     of_subject: Traced,
     remaining: _Remaining,
     remains: tuple[dict[str, Any], ...],
 ) -> SubjectErased:
     return SubjectErased(
         path,
-        complete,
+        state,
         of_subject.images,
+        of_subject.plain_images,
         sum(each.count for each in (*remaining.cells, *remaining.left_over)),
-        tuple(sorted({window for windows in of_subject.windows.values() for window in windows})),
+        tuple(sorted(of_subject.plain_windows.union(*of_subject.windows.values()))),
         remaining.swept,
         remains,
         tuple(remaining.waiting),

@@ -87,7 +87,7 @@ class EncryptedLanding:
         land."""
         events, done = self._with_divided(events)
         contracts = {each.full_name: each for each in self._contracts()}
-        if all(each.subject is None for each in contracts.values()):
+        if all(each.encrypted_subject is None for each in contracts.values()):
             return events
         events = self._with_identities(self._with_envelopes(events, contracts), contracts)
         named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
@@ -96,9 +96,9 @@ class EncryptedLanding:
             if contract is None:
                 of_table, table = pc.equal(named, full_name), _Table(full_name, _NOTHING, None)
                 events = self._encrypted(events, of_table, table, done)
-            elif contract.subject is not None:
-                split = Split(readable_columns(contract), contract.subject.column)
-                table = _Table(full_name, split, contract.subject.name)
+            elif (subject := contract.encrypted_subject) is not None:
+                split = Split(readable_columns(contract), subject.column)
+                table = _Table(full_name, split, subject.name)
                 events = self._encrypted(events, pc.equal(named, full_name), table, done)
         return events
 
@@ -118,19 +118,19 @@ class EncryptedLanding:
         ]
 
     def _division(self, full_name: str, contract: TableContract | None) -> Division | None:
-        if contract is None or contract.subject is None:
+        if contract is None or (subject := contract.encrypted_subject) is None:
             return None
-        split = Split(readable_columns(contract), contract.subject.column)
-        self._divided[full_name] = _Table(full_name, split, contract.subject.name)
+        split = Split(readable_columns(contract), subject.column)
+        self._divided[full_name] = _Table(full_name, split, subject.name)
         return Division(split.readable, split.subject)
 
     def identity(self, event: LandedEvent) -> str | None:
         """Return the ``identity`` of ``event`` as it lands."""
         contracts = {each.full_name: each for each in self._contracts()}
-        if all(each.subject is None for each in contracts.values()):
+        if all(each.encrypted_subject is None for each in contracts.values()):
             return event.identity
         contract = contracts.get(f"{event.source_schema}.{event.source_table}")
-        plain = event.identity is None or (contract is not None and contract.subject is None)
+        plain = event.identity is None or (contract is not None and contract.encrypted_subject is None)
         return event.identity if plain else self._keyed(event.identity or "")
 
     def _keyed(self, identity: str) -> str:
@@ -146,7 +146,7 @@ class EncryptedLanding:
         if column.null_count == len(column):
             return events
         mask = pc.fill_null(pc.match_substring_regex(column, DIGEST), False)
-        plain = [name for name, each in contracts.items() if each.subject is None]
+        plain = [name for name, each in contracts.items() if each.encrypted_subject is None]
         named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
         mask = pc.and_not(mask, pc.is_in(named, pa.array(plain, pa.string()))).combine_chunks()
         if not mask.true_count:
@@ -167,7 +167,7 @@ class EncryptedLanding:
         identities = events.column("identity").to_pylist()
         for row, full_name in enumerate(map(".".join, names)):
             contract = contracts.get(full_name)
-            if texts[row] is None or (contract is not None and contract.subject is None):
+            if texts[row] is None or (contract is not None and contract.encrypted_subject is None):
                 continue
             if (identities[row] or "").startswith(UNREAD):
                 waiting.setdefault(full_name, []).append(row)
@@ -175,7 +175,7 @@ class EncryptedLanding:
                 texts[row] = None
         for full_name, rows in waiting.items():
             contract = contracts.get(full_name)
-            subject = contract.subject if contract is not None else None
+            subject = contract.encrypted_subject if contract is not None else None
             table = _Table(full_name, _NOTHING, subject.name if subject else None)
             few = events.select(["key", *_IMAGES, "envelope"]).take(pa.array(rows)).to_pylist()
             found = encrypt_whole(

@@ -21,7 +21,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from omnisupport_ingest.contracts.encrypted_images import Whose, encrypt_divided
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, row_subject
+from omnisupport_ingest.contracts.names import row_subject
+from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys
 
 LEAST_ROWS = 2_000
 """Fewer images than this are encrypted in the calling process, which takes a few milliseconds."""

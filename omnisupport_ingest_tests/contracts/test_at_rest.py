@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnisupport_ingest.contracts.at_rest import encrypted_columns, readable_columns
+from omnisupport_ingest.contracts.at_rest import (
+    SubjectTable,
+    encrypted_columns,
+    maybe_encrypted_columns,
+    readable_columns,
+)
 from omnisupport_ingest.contracts.load import load_contract
 from omnisupport_ingest.contracts.model import ContractError, Contracts, Subject, TableContract
 
@@ -64,6 +70,41 @@ def test_what_finds_and_orders_rows_is_readable_and_the_rest_of_pii_is_not(tmp_p
     assert (other.subject, encrypted_columns(other)) == (Subject("customer", "email"), ("plan",))
 
 
+def test_a_contract_of_plain_values_may_say_whose_they_are(tmp_path: Path) -> None:
+    found = contract(tmp_path, {"pii": "plain", "subject": "customer"})
+    assert found.subject == Subject("customer", "id", encrypted=False)
+    assert (found.encrypted_subject, encrypted_columns(found)) == (None, ())
+    # What an erasure empties, and what it leaves.
+    assert maybe_encrypted_columns(found) == ("email",)
+    assert readable_columns(found) == {"id", "lane", "plan", "gone"}
+    assert found.fingerprint != contract(tmp_path, {"pii": "plain"}).fingerprint
+    both = [of_type(tmp_path, "a", "bigint"), replace(found, table="b", name="b")]
+    with pytest.raises(ContractError, match="share the subject"):
+        Contracts((of_type(tmp_path, "c", "text"), both[1]))
+    assert len(list(Contracts(tuple(both)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "due"),
+    [
+        ("7", '["1"]', ("customer", "7")),
+        (None, '["1"]', ("row of public.people", '["1"]')),
+        (None, None, ("row of public.people", "")),
+    ],
+)
+def test_an_image_that_says_nothing_is_of_its_row(
+    tmp_path: Path, text: str | None, key: str | None, due: tuple[str, str]
+) -> None:
+    at_rest = {"pii": "plain", "subject": "customer", "subject_column": "plan"}
+    assert SubjectTable.of(contract(tmp_path, at_rest)).whose(text, key) == due
+
+
+def test_an_image_without_its_subject_is_of_whom_the_key_names(tmp_path: Path) -> None:
+    table = SubjectTable.of(contract(tmp_path, {"pii": "plain", "subject": "customer"}))
+    assert table.whose(None, '["1"]') == ("customer", "1")
+    assert table.whose(None, "no key") == ("row of public.people", "no key")
+
+
 def test_encrypted_is_another_contract(
     tmp_path: Path,
 ) -> None:
@@ -76,9 +117,12 @@ def test_encrypted_is_another_contract(
     ("at_rest", "policy", "problem"),
     [
         ({"pii": "sealed"}, {}, "'sealed' is not one of"),
-        ({"pii": "plain", "subject": "x"}, {}, "names a subject of plain values"),
+        ({"pii": "plain", "subject": "x"}, {"pii": {}}, "names a subject, and pii names no column"),
+        ({"pii": "plain", "subject_column": "email"}, {}, "which stay readable"),
+        ({"pii": "plain", "subject": "x"}, {"key": ["id", "lane"]}, "does not say whose a row is"),
+        ({"pii": "plain", "subject": "x"}, {"required": ["email"]}, "may not be NULL"),
         ({"pii": "encrypted"}, {"pii": {}}, "pii names no column"),
-        ({"pii": "encrypted", "subject_column": "email"}, {}, "which land readable"),
+        ({"pii": "encrypted", "subject_column": "email"}, {}, "which stay readable"),
         ({"pii": "encrypted"}, {"key": ["id", "lane"]}, "does not say whose a row is"),
         ({"pii": "encrypted", "subject_column": "owner"}, {}, "'owner' is not a column"),
         ({"pii": "encrypted", "subject": "a b"}, {}, "does not match"),

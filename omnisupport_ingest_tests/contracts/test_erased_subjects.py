@@ -12,12 +12,14 @@ import pytest
 from omnisupport_ingest.contracts import erased_subjects
 from omnisupport_ingest.contracts.erased_subjects import (
     TABLE,
+    ErasedName,
     ErasedSubjectsUnreadable,
     names_once_erased,
     note,
 )
 
-NAMES = {("shop", "public.customers"): "person"}
+PERSON = ErasedName("person", encrypted=True)
+NAMES = {("shop", "public.customers"): PERSON}
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def path(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(path, isolation_level=None)) as base:
         base.execute(TABLE)
         base.execute("BEGIN")
-        note(base, "shop", {"public.customers": "person"})
+        note(base, "shop", {"public.customers": PERSON})
         base.execute("COMMIT")
     return path
 
@@ -76,3 +78,15 @@ def test_what_a_killed_writer_left_is_rolled_back(path: Path, tmp_path: Path) ->
         Path(f"{killed}-journal").write_bytes(Path(f"{path}-journal").read_bytes())
         writer.execute("ROLLBACK")
     assert names_once_erased(killed) == NAMES
+
+
+def test_a_table_that_was_plain_must_stay_encrypted_once_it_is(tmp_path: Path) -> None:
+    path, plain = tmp_path / "subjects.sqlite", ErasedName("person", encrypted=False)
+    found = []
+    for name in (plain, PERSON, plain, ErasedName("client", encrypted=True)):
+        with closing(sqlite3.connect(path)) as base:
+            base.execute(TABLE)
+            note(base, "shop", {"public.customers": name})
+            base.commit()
+        found.append(names_once_erased(path)["shop", "public.customers"])
+    assert found == [plain, PERSON, PERSON, PERSON], "the first name counts"

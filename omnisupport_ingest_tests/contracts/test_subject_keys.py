@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.contracts.erased_subjects import ErasedName
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 
 ADA, EVE = ("desk", "customer", "1"), ("desk", "customer", "2")
@@ -52,7 +53,7 @@ def test_a_file_that_is_lost_is_not_begun_anew(keys: SubjectKeys, tmp_path: Path
         lambda: keys.keys_of([ADA]),
         lambda: keys.destroy([key.id]),
         lambda: keys.name_windows("desk", {key.id: ["w"]}),
-        lambda: keys.note_names("desk", {"public.people": "customer"}),
+        lambda: keys.note_names("desk", {"public.people": ErasedName("customer", encrypted=True)}),
     ):
         with pytest.raises(SubjectKeysUnreadable, match="is not the one"):
             attempt()

@@ -77,7 +77,8 @@ class Delivery:
     Where the subject of a copy at its position was erased: ``event`` is what is left of it, ``judged`` what
     rules see of it, ``landed`` what it was, ``was_unreadable`` whether nothing is left of a text that was no
     image, ``same`` what two copies of one event share, and ``order`` which of those that are judged alike
-    stands for them.
+    stands for them. ``of_erased``: its images that landed plain and are of an erased subject, each with the
+    columns that stay readable.
     """
 
     number: int
@@ -91,6 +92,7 @@ class Delivery:
     was_unreadable: bool = False
     same: tuple[object, ...] | None = None
     order: tuple[Any, ...] = ()
+    of_erased: tuple[tuple[str, frozenset[str]], ...] = ()
 
     @property
     def alike(self) -> EventKey:
@@ -169,6 +171,11 @@ class Verdict:
 
     def left_of(self, event: Event) -> Event:
         """What is kept of ``event``: the delivered one, or what policies for personal data leave of it."""
+        for name, readable in self.delivery.of_erased:
+            image: Image | None = getattr(event, name)
+            if image is not None:
+                image = {column: text if column in readable else None for column, text in image.items()}
+                event = replace(event, before=image) if name == "before" else replace(event, after=image)
         if not self.erased:
             return event
         gone = frozenset(event.after or ()) if self.delivery.unreadable is None else frozenset[str]()

@@ -25,11 +25,11 @@ from omnisupport_ingest.review.subject_erasure import SubjectErased
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position, TableShape
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.expected import Expected, is_whole
-from omnisupport_ingest_tests.proof.landed import Landed, Subject, own_subject
+from omnisupport_ingest_tests.proof.landed import Subject, own_subject
 from omnisupport_ingest_tests.proof.platform import Platform
 from omnisupport_ingest_tests.proof.policies import KEYS, Secrets
 from omnisupport_ingest_tests.proof.privacy import Sought, texts_of
-from omnisupport_ingest_tests.proof.subjects import Left
+from omnisupport_ingest_tests.proof.subjects import Left, readable_now
 
 Span = tuple[Position | None, Position]
 """Events above the first position (null: from the first event on) and up to the second one."""
@@ -46,7 +46,7 @@ _LARGEST = 0.4
 _WAITING, _LEFT_OVER, _BY_OTHER_KEYS, _CELLS = (
     "windows that wait to be judged",
     "files that no table names",
-    "images of its rows that another key encrypted",
+    "images of its rows that are of another subject",
     "cells that can be read",
 )
 """What a certificate says that remains."""
@@ -186,7 +186,7 @@ def erase_subjects(
     gone = {*left.erased}
     for table, each in sorted(left.terms.items()):
         if each.subject is not None:
-            one, differs = _erase_one(rng, platform, left.landed, table, gone)
+            one, differs = _erase_one(rng, platform, left, table, gone)
             wrong += differs
             asked += one
             gone |= {subject for each in one for subject in each.subjects}
@@ -194,14 +194,21 @@ def erase_subjects(
 
 
 def _erase_one(
-    rng: Random, platform: Platform, landed: Landed, table: str, erased: Collection[Subject]
+    rng: Random, platform: Platform, left: Left, table: str, erased: Collection[Subject]
 ) -> tuple[list[AskedSubject], list[Difference]]:
-    images = [*landed.encrypted_images()]
+    landed = left.landed
+    images, plain = [*landed.encrypted_images()], [*landed.plain_images(left.terms)]
     of_table = [(each.event.key, subject) for each, subject in images if each.event.table == table]
     of_row: dict[Key, set[Subject]] = defaultdict(set)
     for key, subject in of_table:
         if is_whole(key) and key is not None:
             of_row[key].add(subject)
+    readable = readable_now(table, left.terms.get(table))
+    for each, subject, image in plain:
+        if each.event.table != table or each.event.key not in of_row:
+            continue
+        if image is None or any(text is not None for name, text in image.items() if name not in readable):
+            of_row[each.event.key].add(subject)
     rows = sorted(key for key, subjects in of_row.items() if subjects.isdisjoint(erased))
     where = f"erasing a subject of {table}"
     for key in rng.sample(rows, min(_TRIES, len(rows))):
@@ -217,7 +224,8 @@ def _erase_one(
             return [], [Difference(where, str(key), str(refused), "erased, for it has one subject", lane)]
         theirs = [each for each, subject in images if subject in subjects]
         found = done.images, done.windows, _certificate(done)["keys"]["destroyed_now"]
-        windows = tuple(sorted({each.window for each in theirs}))
+        in_plain = {each.window for each, subject, _ in plain if subject in subjects}
+        windows = tuple(sorted({each.window for each in theirs} | in_plain))
         due = len(theirs), windows, landed.keys_made(subjects)
         if refuses or found != due:
             expected = "refused, for it has several subjects" if refuses else due
@@ -239,7 +247,7 @@ def complete(platform: Platform, asked: AskedSubject, left: Left) -> tuple[bool,
     remains = {each["what"]: each["where"][:2] for each in done.remains}
     states = {"incomplete" if _BY_OTHER_KEYS in remains else "complete"}
     if left.shows(asked.subjects):
-        # What landed plain, or by another's key, can be read still.
+        # What landed plain can be read in landing still, and by another's key above it.
         states |= {"incomplete", "pending"}
     if _LEFT_OVER in remains:
         # Runs that lost against others left them; the sweep deletes them later.

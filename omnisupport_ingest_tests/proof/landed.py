@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from omnisupport_ingest_tests.oracle.judging import OUT_OF_RANGE, Clockwork, Delivery
-from omnisupport_ingest_tests.oracle.model import Key
+from omnisupport_ingest_tests.oracle.model import Image, Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, STREAM, Batch
 from omnisupport_ingest_tests.proof.history import START, Told
 from omnisupport_ingest_tests.proof.tables import KEY, Terms, readable_at_rest
@@ -123,6 +123,15 @@ class Landed:
                 for subject in self.copies[number].whose.values():
                     yield self.deliveries[number - 1], subject
 
+    def plain_images(self, terms: Mapping[str, Terms]) -> Iterator[tuple[Delivery, Subject, Image | None]]:
+        """Each image that landed plain, of the batches that are not lost, with its subject by today's
+        ``terms``, and its columns (None: it cannot be read); none of a table whose contract names none."""
+        for step in self._steps:
+            for number in step.numbers if step.batch_id not in self._lost else ():
+                delivery = self.deliveries[number - 1]
+                for name, subject in plain_of(delivery, self.copies[number], terms).items():
+                    yield delivery, subject, getattr(delivery.event, name)
+
     def keys_made(self, subjects: Iterable[Subject]) -> int:
         """How many of ``subjects`` have a key: it was made for what landed, lost batches too."""
         made = {subject for copy in self.copies.values() for subject in copy.whose.values()}
@@ -158,6 +167,28 @@ class Landed:
 def own_subject(table: str, key: Key | None) -> Subject:
     """Whom a row of ``table`` is of that does not say whose it is."""
     return f"rows of {table}", "" if key is None else json.dumps(list(key), separators=(",", ":"))
+
+
+def plain_of(delivery: Delivery, copy: Copy, terms: Mapping[str, Terms]) -> dict[str, Subject]:
+    """The subject of each image of a delivery that landed plain, by today's ``terms``."""
+    event, of_table = delivery.event, terms.get(delivery.event.table)
+    if of_table is None or of_table.subject is None or event.op in "tb":
+        return {}
+    own = own_subject(event.table, event.key)
+    found = {}
+    for name, image, key in (
+        ("before", event.before, event.moved_from or event.key),
+        ("after", event.after, event.key),
+    ):
+        if name in copy.whose:
+            continue
+        if image is not None:
+            row = {**dict(zip(KEY, key or (), strict=False)), **image}
+            named = row.get(of_table.subject)
+            found[name] = own if named is None else (event.table, named)
+        elif name == "after" and delivery.unreadable is not None:
+            found[name] = own
+    return found
 
 
 def _whose(told: Told, readable: frozenset[str] | None, terms: Terms | None) -> dict[str, Subject]:

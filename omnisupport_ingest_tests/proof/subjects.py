@@ -4,7 +4,7 @@ Worked out from the batches and the contracts by which they landed: an image is 
 else of its row. Once that subject's key is destroyed, what landed readable is left, and every other column
 that the contract has by now and that may be NULL reads as NULL. Such an image is judged without these. Copies
 at its position are compared by what is readable now, or by no image at all where the erased one does not show
-all of that.
+all of that. An image that landed plain is judged as it landed; then what is readable now is kept of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property
 
 from omnisupport_ingest_tests.oracle.judging import Delivery
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key
-from omnisupport_ingest_tests.proof.landed import Copy, Landed, Subject
+from omnisupport_ingest_tests.proof.landed import Copy, Landed, Subject, plain_of
 from omnisupport_ingest_tests.proof.privacy import Sought
 from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, Terms
 
@@ -45,8 +45,16 @@ class Left:
         found = []
         for here in places.values():
             by = max(left.compared_by for _, left in here)
-            found += [left.delivery(each, self.copies[each.number], by) for each, left in here]
+            found += [self._emptied(left.delivery(each, self.copies[each.number], by)) for each, left in here]
         return found
+
+    def _emptied(self, delivery: Delivery) -> Delivery:
+        """The delivery with those images named that landed plain and are of an erased subject."""
+        landed = delivery.landed or delivery
+        of = plain_of(landed, self.copies[landed.number], self.terms)
+        now = readable_now(landed.event.table, self.terms.get(landed.event.table))
+        gone = tuple((name, now) for name, subject in of.items() if subject in self.erased)
+        return replace(delivery, of_erased=gone) if gone else delivery
 
     @cached_property
     def lost_values(self) -> dict[str, Sought]:
@@ -106,7 +114,7 @@ class _Left:
         gone = frozenset(name for name, subject in copy.whose.items() if subject in erased)
         kept = judged = event
         shown, compared_by = [], _BY_CONTENT
-        now = _readable_now(event.table, terms)
+        now = readable_now(event.table, terms)
         for name, image, key in _images(event):
             read = image
             if name == "after" and delivery.unreadable is not None:
@@ -160,7 +168,7 @@ def _with(event: Event, name: str, image: Image) -> Event:
     return replace(event, before=image) if name == "before" else replace(event, after=image)
 
 
-def _readable_now(table: str, terms: Terms | None) -> frozenset[str]:
+def readable_now(table: str, terms: Terms | None) -> frozenset[str]:
     """The columns of a table that land as they are by today's contract, or would if it said encrypted."""
     for shape in SHAPES:
         if shape.name == table and terms is not None:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKeys
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.histories import history
-from omnisupport_ingest.review.erasing import erase, key_text
+from omnisupport_ingest.review.erasing import key_text
 from omnisupport_ingest.review.subject_erasure import SubjectErased, erase_subject
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest_tests.layers.story import (
@@ -65,21 +65,15 @@ def erased(story: Story) -> tuple[SubjectErased, dict[str, Any]]:
     return done, json.loads(done.certificate.read_text())
 
 
-def test_what_landed_plain_stays_readable_until_the_row_is_erased_too(
+def test_what_landed_plain_goes_above_raw_and_stays_in_landing_and_raw(
     story: Story, spark: SparkSession
 ) -> None:
-    erased(story)
-    run(story, spark)
     done, certificate = erased(story)
-    remains = {each["what"]: each["why"] for each in certificate["remains"]}
-    assert (certificate["state"], done.swept) == ("pending", 0)
-    assert {CELLS, IMAGES} <= remains.keys() and "erase the rows without --subject too" in remains[CELLS]
-
-    story.land(Commit(30, 121, [Change("d", 1)]))
-    run(story, spark)
-    erase(story.workspace, story.contract, key_text(["1"]), erased_by="ana", why="request 7")
+    assert (certificate["state"], done.images, done.plain_images) == ("pending", 1, 1)
+    assert certificate["keys"]["destroyed_now"] == 1 and set(done.waiting) == {FIRST, SECOND}
     run(story, spark)
     done, certificate = erased(story)
     remains = {each["what"]: each["where"] for each in certificate["remains"]}
-    assert (certificate["state"], CELLS in remains) == ("incomplete", False)
+    assert (certificate["state"], CELLS in remains, done.cells) == ("incomplete", False, 0)
     assert done.swept and len(remains[IMAGES]) == 2, "one file of landing, one of raw"
+    assert remains[IMAGES] == sorted(each["path"] for each in certificate["record"])

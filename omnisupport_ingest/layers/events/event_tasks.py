@@ -35,6 +35,7 @@ from omnisupport_ingest.cdc.judging import (
 )
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.protecting import Protections
+from omnisupport_ingest.cdc.subject_values import images_of_erased
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.pg_types import Kind
@@ -145,8 +146,8 @@ def judge(
     ``copies``: marks of events that repeat others or collide; None: there are none. ``staying``: by path of a
     file, the events of it that are not written. Accepted events are
     written to the table; quarantined ones are put beside, with the columns of ``quarantine``. A file is
-    linked unchanged if all its events are of one table and accepted, none was erased, and no policy for
-    personal data changes its values. Returns the text that ``Judged`` parses.
+    linked unchanged if all its events are of one table and accepted, none is of an erased row or subject, and
+    no policy for personal data changes its values. Returns the text that ``Judged`` parses.
     """
     started = time.perf_counter()
     report, protected = Judged(), _protected_tables(judging_rules)
@@ -291,6 +292,8 @@ def _taken_over(file: LakeFile, first: _First, lookout: RulesLookout) -> Judged 
             # The contract does not encrypt any more, so the values must become readable.
             return None
         if any(erased_in(batch, first.judging_rules.erasures)):
+            return None
+        if len(images_of_erased(batch, first.judging_rules.subjects)["envelope"]):
             return None
         judged = first.judge(marked)
         in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))

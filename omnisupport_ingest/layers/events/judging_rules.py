@@ -13,6 +13,7 @@ from omnisupport_ingest.contracts.key_service import for_tasks
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.layers.erasures import erased_subjects
 from omnisupport_ingest.layers.events.event_copies import reviews_of_all_forms
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
@@ -45,6 +46,7 @@ def rules_in_force(
         decisions=workspace.decisions,
         window_length=workspace.grid.size.length,
         erasures=versions.erasures.in_force(),
+        subjects=erased_subjects(workspace, source),
         secrets=workspace.secrets(workspace.contracts.of_source(source)),
         row_columns=versions.row_columns,
     )

@@ -105,7 +105,7 @@ class Events:
     ) -> LandedEvent:
         contract = self._contracts.get(table_name)
         readable = None
-        if contract is not None and contract.subject is not None:
+        if contract is not None and contract.encrypted_subject is not None:
             readable = readable_columns(contract)
         event = _event(change, table_name, images, epoch, row)
         return event._replace(identity=_identity(change, table_name, images, readable))

@@ -437,7 +437,7 @@ class _Page:
         self.reading, self.progress = reading, replace(self.progress, reading=reading)
         # A version that landed as plain text lands in another form now, and its old hash would reveal
         # values.
-        encrypted = self._table.subject is not None
+        encrypted = self._table.encrypted_subject is not None
         self._one._state.save(self._table.full_name, self.progress, known.new, replaced=encrypted)
 
 

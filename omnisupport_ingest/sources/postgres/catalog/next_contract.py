@@ -201,9 +201,9 @@ class _Draft:
         cursor, at_rest = self.policy.get("cursor") or {}, self.policy.get("at_rest", {})
         needed = {*self.policy["key"], self.policy["events"]["soft_delete_column"]}
         needed |= {cursor.get("field"), cursor.get("event_time"), at_rest.get("subject_column")}
-        # Needed columns land readable. If only one encrypted column is left, it must stay.
-        encrypted = self.policy.get("pii", {}).keys() - needed
-        return needed | encrypted if self._encrypted and len(encrypted) == 1 else needed
+        # Needed columns stay readable. The last one that an erasure of a subject empties must stay.
+        emptied = self.policy.get("pii", {}).keys() - needed
+        return needed | emptied if self._names_subject and len(emptied) == 1 else needed
 
     def _covered(self) -> set[str]:
         """Return the columns that a policy covers. If any, columns without an entry stay covered too.
@@ -217,6 +217,11 @@ class _Draft:
     def _encrypted(self) -> bool:
         encrypted: bool = self.policy.get("at_rest", {}).get("pii") == ENCRYPTED
         return encrypted
+
+    @property
+    def _names_subject(self) -> bool:
+        at_rest: dict[str, Any] = self.policy.get("at_rest", {})
+        return self._encrypted or len(at_rest) > 1
 
     def _rename_in_policy(self, old: str, new: str) -> None:
         """Rename a column in the parts of ``x-cdc`` other than key, personal data and soft deletes."""
@@ -408,8 +413,8 @@ class _Draft:
         """Give new columns their policies for personal data."""
         self.policy["pii"] = self.policy.get("pii", {}) | policies
         for name in policies:
-            if self._encrypted and name in self.document["required"]:
-                # It becomes NULL when the key of its subject is destroyed; the source keeps its NOT NULL.
+            if self._names_subject and name in self.document["required"]:
+                # It becomes NULL when its subject is erased; the source keeps its NOT NULL.
                 self._let_be_null(name)
 
     def keep_covered(self, given: dict[str, Any], renamed: dict[str, str]) -> None:

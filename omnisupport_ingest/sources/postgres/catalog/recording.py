@@ -196,7 +196,7 @@ def learn(
             message = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
             _log.warning(message, name, ", ".join(gone))
             continue
-        if new and contract.subject is not None:
+        if new and contract.encrypted_subject is not None:
             message = "the contract %s learns nothing by itself, as it encrypts: is %s personal?"
             _log.warning(message, name, ", ".join(sorted(new)))
             continue

@@ -401,8 +401,9 @@ def test_a_rule_that_the_new_type_cannot_have_is_taken_out_in_words() -> None:
     assert "big (abs(size) > 2) is taken out" in step.what and "does not fit the types" in step.why
 
 
-def test_whose_the_values_are_follows_a_column_that_is_renamed_and_holds_one_that_is_gone() -> None:
-    document = private(subject="size", subject_column="size")
+@pytest.mark.parametrize("form", ["encrypted", "plain"])
+def test_whose_the_values_are_follows_a_column_that_is_renamed_and_holds_one_that_is_gone(form: str) -> None:
+    document = private(pii=form, subject="size", subject_column="size")
     renamed = (change("column_renamed", "size", "size", "width"),)
     columns = (ID, replace(TITLE, not_null=False), PLAN)
     found = followed(document, *columns, replace(SIZE, name="width"), changes=renamed)
@@ -410,13 +411,15 @@ def test_whose_the_values_are_follows_a_column_that_is_renamed_and_holds_one_tha
     gone = followed(document, *columns)
     assert any("size is gone" in each for each in gone.for_a_person)
     last = followed(document, ID, SIZE, PLAN)
-    assert any("title is gone" in each for each in last.for_a_person), "encrypted needs a personal column"
+    assert any("title is gone" in each for each in last.for_a_person), "a subject needs a personal column"
 
 
-def test_a_new_personal_column_that_lands_encrypted_may_be_null_in_the_contract() -> None:
+@pytest.mark.parametrize("at_rest", [{}, {"pii": "plain", "subject": "customer"}])
+def test_a_new_personal_column_of_a_subject_may_be_null_in_the_contract(at_rest: dict[str, str]) -> None:
     email = live("email", not_null=True)
     columns = (*with_column("title", not_null=False), email)
-    found = followed(private(), *columns, changes=(change("column_added", "email"),)).document
+    document = private(**at_rest)
+    found = followed(document, *columns, changes=(change("column_added", "email"),)).document
     assert "email" not in found["required"] and found["properties"]["email"]["type"] == ["string", "null"]
 
 
