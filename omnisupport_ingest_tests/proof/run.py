@@ -15,7 +15,13 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, JudgingRules
+from omnisupport_ingest_tests.oracle.judging import (
+    ACCEPTED,
+    QUARANTINED,
+    Delivery,
+    EventKey,
+    JudgingRules,
+)
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.compare import (
     Difference,
@@ -47,7 +53,6 @@ from omnisupport_ingest_tests.proof.tables import (
     NO_VALUE,
     SHAPES,
     SOURCE,
-    VERSIONS,
     Terms,
     shapes_of,
     sources_of,
@@ -56,8 +61,10 @@ from omnisupport_ingest_tests.proof.tables import (
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
 
 _RELEASABLE = frozenset(
-    {"collision", "older_epoch", "out_of_order_event", "too_late_arrival", "late_arrival"}
+    {"collision", "older_epoch", "out_of_order_event", "too_late_arrival", "late_arrival", "batch_rejected"}
 )
+
+_WAITS_FOR_RULES = frozenset({"row_rule", "batch_rejected"})
 
 
 ELSEWHERE = "  another machine goes on"
@@ -66,6 +73,9 @@ ELSEWHERE = "  another machine goes on"
 
 ERASE_SUBJECTS = "erase subjects"
 """The kind of steps by which subjects are erased; it is dealt by lots of its own."""
+
+LOOSEN = "loosen a rule"
+"""The kind of steps by which a contract gets a looser rule; it is dealt by lots of its own too."""
 
 
 class ProofFailed(AssertionError):
@@ -100,6 +110,7 @@ class _Home:
         self._story, self._folder, self._spark, self._say = story, folder, spark, say
         self._rng = Random(f"steps {story.seeds.start} {len(story.seeds)}")
         self._version, self._protecting = 0, story.protecting
+        self._versions = [dict(each) for each in story.versions]
         self._learned: dict[str, dict[str, str | None]] = {shape.name: {} for shape in SHAPES}
         self._actions = dict(story.actions)
         self._reviews: dict[EventKey, str] = {}
@@ -109,6 +120,9 @@ class _Home:
         self._lots = Random(f"erasures and types {story.seeds.start} {len(story.seeds)}")
         self._later_lots = Random(f"policies and learned columns {story.seeds.start} {len(story.seeds)}")
         self._subject_lots = Random(f"subjects {story.seeds.start} {len(story.seeds)}")
+        self._rule_lots = Random(f"looser rules {story.seeds.start} {len(story.seeds)}")
+        self._waited_for_rules: set[int] = set()
+        self._loosened = False
         self._subjects: set[Subject] = set()
         self._asked: list[AskedSubject] = []
         self._purged: dict[tuple[str, Key], Position] = {}
@@ -130,7 +144,7 @@ class _Home:
     def _terms(self) -> dict[str, Terms]:
         """The contracts as they are in force."""
         protecting = PROTECTIONS[self._protecting]
-        versions = VERSIONS[self._version].items()
+        versions = self._versions[self._version].items()
         return {table: each.under(protecting, table, self._learned[table]) for table, each in versions}
 
     def tell(self) -> Expected:
@@ -146,6 +160,8 @@ class _Home:
                     self._later_step()
                 if not self.tally.things["erasures of subjects completed"] and not self._asked:
                     self._erase_subjects()
+                if not self._loosened:
+                    self._loosen()
                 self._settle("before the last of what is late")
             for batch in batches:
                 self._land(batch)
@@ -251,6 +267,8 @@ class _Home:
             self._later_step()
         if self._subject_lots.random() < 0.15:
             self._erase_subjects()
+        if self._rule_lots.random() < 0.1:
+            self._loosen()
 
     def _later_step(self) -> None:
         """Something more, dealt by lots of its own: at random steps, and once at least."""
@@ -288,7 +306,8 @@ class _Home:
     def _change_contracts(self) -> None:
         self._require("while tables wait for a person", self._have_not_waited())
         before = sources_of(self._terms)
-        self._version = self._rng.choice([each for each in range(len(VERSIONS)) if each != self._version])
+        others = [each for each in range(len(self._versions)) if each != self._version]
+        self._version = self._rng.choice(others)
         for old, new in zip(before, sources_of(self._terms), strict=True):
             self.tally.did("columns new to a contract", len(set(new.columns) - set(old.columns)))
             self.tally.did("columns gone from a contract", len(set(old.columns) - set(new.columns)))
@@ -328,6 +347,32 @@ class _Home:
             self._platform.learn(table, column)
             self.tally.did("columns that contracts learned")
         self._take_contracts(self._later_lots)
+
+    def _loosen(self) -> None:
+        """Have a rule of a contract be looser: what waited for it comes in by itself, in its order."""
+        if LOOSEN not in (self._story.kinds or (LOOSEN,)):
+            return
+        self._require("while tables wait for a person", self._have_not_waited())
+        held = self._expected().of(QUARANTINED)
+        waiting = {number: each for number, each in held.items() if each.reason in _WAITS_FOR_RULES}
+        places = {(each.delivery.event.table, name) for each in waiting.values() for name in each.rules}
+        found = [
+            (table, rule)
+            for table, terms in self._terms.items()
+            for rule in terms.rules
+            if rule.withholds and (table, rule.name) in places
+        ]
+        if not found:
+            return
+        self._say(f"  {LOOSEN}")
+        table, rule = self._rule_lots.choice(found)
+        terms = self._versions[self._version][table]
+        rules = tuple(each.loosened(self._rule_lots) if each is rule else each for each in terms.rules)
+        self._versions[self._version][table] = replace(terms, rules=rules)
+        self._waited_for_rules |= waiting.keys()
+        self._loosened = True
+        self.tally.did("rules loosened")
+        self._take_contracts(self._rule_lots)
 
     def _take_contracts(self, lots: Random) -> None:
         """Have the contracts be in force; a person asks at once for types that wait, or not."""
@@ -410,7 +455,8 @@ class _Home:
             actions={name: each.action for name, each in decisions.decisions.items()},
             to_review=frozenset(n for n, each in decisions.decisions.items() if each.needs_manual_review),
             lateness={table: each.lateness for table, each in terms.items()},
-            longest={table: each.longest for table, each in terms.items()},
+            longest={},
+            rules={table: each.rules for table, each in terms.items()},
             key_columns={shape.name: KEY for shape in SHAPES},
             no_values={each.name: dict.fromkeys(types_of(each), (NO_VALUE,)) for each in sources_of(terms)},
             window_length=WINDOW.length,
@@ -452,6 +498,9 @@ class _Home:
         )
         # The most of each that any comparison had: what waits for a review is decided sooner or later.
         self._held |= in_histories(expected)
+        back = self._waited_for_rules & expected.of(ACCEPTED).keys()
+        self._waited_for_rules -= back
+        self.tally.did("events back by a looser rule", len(back))
         self._purged = {}
         for shape in expected.shapes:
             purged = expected.purged(shape)
@@ -522,7 +571,9 @@ class _Home:
         """
         self._say("  the same told otherwise")
         other, landed = (
-            Platform(self._folder.with_name("otherwise"), self._spark, VERSIONS[0], self._story.actions),
+            Platform(
+                self._folder.with_name("otherwise"), self._spark, self._versions[0], self._story.actions
+            ),
             Landed(),
         )
         for table, columns in self._learned.items():
@@ -570,7 +621,9 @@ def _without(content: Mapping[tuple[str, str], str], tables: set[str]) -> dict[t
 
 
 def _can_be_released(row: Mapping[str, Any], delivery: Delivery) -> bool:
-    return row["reason"] in _RELEASABLE and not row["rules"] and not delivery.malformed
+    # Of a rejected batch these are the rules of another row.
+    own = row["reason"] != "batch_rejected" and row["rules"]
+    return row["reason"] in _RELEASABLE and not own and not delivery.malformed
 
 
 def _contents_differ(
