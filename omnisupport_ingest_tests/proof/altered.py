@@ -29,8 +29,8 @@ Run = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 class Column:
     """A column as the table has it.
 
-    ``constant``: alone in a tuple, the text that rows have in it which are older than the column, or NULL; None:
-    no constant says so, or the server has made other values of it.
+    ``constant``: alone in a tuple, the text that rows have in it which are older than the column, or NULL;
+    None: no constant says so, or the server has made other values of it.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The log as capture reads it from a real server, whose tables are changed by ALTERs in the middle of a workload.
+"""The log as capture reads it from a server, whose tables are changed by ALTERs in the middle of a workload.
 
 Each history is a table of its own, with a contract whose policies are drawn. In each round rows are written,
 the table is changed, rows are written again, capture follows, and the layers take it in. Contracts follow by
@@ -124,7 +124,7 @@ def _is_of(kind: str, text: str) -> bool:
 
 
 def prove_by_capture(seeds: range, folder: Path, spark: SparkSession) -> Iterator[Difference]:
-    """Tell a history of each of the first ``TABLES`` seeds to a table of its own; what differs after a round."""
+    """Tell histories of the first ``TABLES`` seeds to a table each; what differs after a round."""
     with ExitStack() as resources:
         server = EmbeddedPostgres(folder / "server")
         resources.callback(server.destroy)

@@ -570,12 +570,8 @@ class _Home:
         But for dimensions that purge, where the clocks of the two leave them at other watermarks.
         """
         self._say("  the same told otherwise")
-        other, landed = (
-            Platform(
-                self._folder.with_name("otherwise"), self._spark, self._versions[0], self._story.actions
-            ),
-            Landed(),
-        )
+        folder, landed = self._folder.with_name("otherwise"), Landed()
+        other = Platform(folder, self._spark, self._versions[0], self._story.actions)
         for table, columns in self._learned.items():
             for column in columns:
                 other.learn(table, column)
