@@ -14,7 +14,9 @@ from typing import Any
 
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
 
-KEY = "id"
+KEY, CHANGED = "id", "changed"
+"""The key, and the time of a row's change, which is its cursor: no change is about them."""
+
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MOODS = ("ok", "so")
 
@@ -77,7 +79,9 @@ class Altered:
             f'"{name}" {each.kind}{"" if each.nullable else " NOT NULL"}'
             for name, each in self.columns.items()
         )
-        self.run(f"CREATE TABLE {self.name} ({KEY} integer PRIMARY KEY, {columns})", ())
+        own = f"{KEY} integer PRIMARY KEY, {CHANGED} timestamptz NOT NULL DEFAULT clock_timestamp()"
+        self.run(f"CREATE TABLE {self.name} ({own}, {columns})", ())
+        self.run(f"CREATE INDEX ON {self.name} ({CHANGED}, {KEY})", ())
         for _ in range(3):
             self._insert()
         self.run(f"ANALYZE {self.name}", ())
@@ -198,7 +202,9 @@ class Altered:
         self._insert({"v": None} if nullable else None)
 
     def _retype(self, name: str, kind: str, using: str | None = None, *, then: str) -> None:
-        self._alter(f'ALTER "{name}" TYPE {kind}' + (f" USING {using}" if using else ""))
+        # A default that the server cannot convert forbids the change.
+        default = f'ALTER "{name}" DROP DEFAULT, ' if using else ""
+        self._alter(f'{default}ALTER "{name}" TYPE {kind}' + (f" USING {using}" if using else ""))
         kept = self.columns[name].constant if kind in (BIGINT, SMALLINT, LONG, MORE_MONEY) else None
         self.columns[name] = replace(self.columns[name], kind=kind, constant=kept)
         self._insert({name: then})
@@ -223,8 +229,9 @@ class Altered:
 
     def _update(self, number: int) -> None:
         names = self.rng.sample([*self.columns], self.rng.randint(0, min(2, len(self.columns))))
-        # Without one it changes nothing, and is an update all the same.
-        sets = ", ".join(f'"{name}" = CAST(%s AS {self.columns[name].kind})' for name in names) or '"v" = "v"'
+        # Without a name it changes no value that anybody reads, and is an update all the same.
+        anew = (f'"{name}" = CAST(%s AS {self.columns[name].kind})' for name in names)
+        sets = ", ".join((*anew, f"{CHANGED} = clock_timestamp()"))
         values = tuple(self._value(name, self.columns[name]) for name in names)
         sql = f"UPDATE {self.name} SET {sets} WHERE {KEY} = %s RETURNING {self._texts()}"
         ((*texts,),) = self.run(sql, (*values, number))

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,7 +33,7 @@ from omnisupport_ingest.sources.manifests.events import land_events
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof import compare
-from omnisupport_ingest_tests.proof.by_capture import prove_by_capture
+from omnisupport_ingest_tests.proof.by_alters import prove_alters
 from omnisupport_ingest_tests.proof.by_cursor import prove_by_cursor
 from omnisupport_ingest_tests.proof.by_deliveries import prove_by_deliveries
 from omnisupport_ingest_tests.proof.compare import Difference
@@ -364,8 +364,8 @@ OF_EVENTS: Mapping[str, Way] = {each.__name__: each for each in (log, files, man
 OF_ROWS = {"cursor": prove_by_cursor, "deliveries": prove_by_deliveries}
 """The ways that see rows and no events."""
 
-CAPTURE = "capture"
-"""The way whose tables are changed by ALTERs: it has a workload of its own."""
+CAPTURE, CURSOR = "capture", "cursor"
+"""The ways whose tables are changed by drawn ALTERs: the first has no other histories."""
 
 WAYS = (*OF_EVENTS, *OF_ROWS, CAPTURE)
 
@@ -380,9 +380,12 @@ def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[s
         turn = Turn.of(name, seeds)
         told = events if name in (*OF_ROWS, log.__name__) else by_debezium(events)
         if name == CAPTURE:
-            differs = prove_by_capture(seeds, folder / name, spark)
+            differs = prove_alters(seeds, folder / name, spark)
         elif name in OF_ROWS:
             differs = OF_ROWS[name](told, folder / name, spark, (turn.before, turn.protecting))
+            if name == CURSOR:
+                altered = prove_alters(seeds, folder / "altered", spark, by_cursor=True)
+                differs = chain(differs, altered)
         else:
             brought = brought_in(OF_EVENTS[name], delivered(seeds, told), turn, folder / name, spark)
             differs = differing(brought, told)

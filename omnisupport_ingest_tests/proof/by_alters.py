@@ -1,11 +1,11 @@
-"""The log as capture reads it from a server, whose tables are changed by ALTERs in the middle of a workload.
+"""Tables of a server that are changed by ALTERs in the middle of a workload, by the log or read by a cursor.
 
 Each history is a table of its own, with a contract whose policies are drawn. In each round rows are written,
-the table is changed, rows are written again, capture follows, and the layers take it in. Contracts follow by
-``contracts propose`` or by a version that a person wrote anew from the table, at once or rounds later. After
-each round, dimension and history must be what the oracle makes of the rows as the server had them, by the
-contract that is in force; in the end all contracts follow, tables that ask for it are read again, and the
-dimensions must be the tables.
+the table is changed, rows are written again, they are received, and the layers take them in. Contracts follow
+by ``contracts propose`` or by a version that a person wrote anew from the table, at once or rounds later. Of
+the log, dimension and history must after each round be what the oracle makes of the rows as the server had
+them, by the contract that is in force. A cursor sees no event, so there only the end counts: all contracts
+follow, tables that ask for it are read again, and the dimensions must be the tables.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from omnisupport_ingest.cli.contracts_changes import propose, write
 from omnisupport_ingest.contracts.documents import document_text
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.sources import sources_in_force
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.dimension import dimensions, net_changes
 from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.histories import history
 from omnisupport_ingest.layers.type_changes import ask_for, waits
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.lake_keys import dimension_keys
 from omnisupport_ingest.read.schema_changes import judged_changes
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.capture import Capture
@@ -43,10 +45,11 @@ from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest_tests.oracle.model import Event, Image
 from omnisupport_ingest_tests.oracle.oracle import current_state
 from omnisupport_ingest_tests.proof import compare
-from omnisupport_ingest_tests.proof.altered import KEY, Altered
+from omnisupport_ingest_tests.proof.altered import CHANGED, KEY, Altered
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.tables import SOURCE, ContractShape, held
 from omnisupport_ingest_tests.proof.versions import versions
@@ -68,7 +71,7 @@ class Law:
 
     @classmethod
     def of(cls, contract: TableContract) -> Law:
-        columns = [each for each in contract.source_columns if each.name != KEY]
+        columns = [each for each in contract.source_columns if each.name not in (KEY, CHANGED)]
         shape = ContractShape(
             contract.table,
             tuple(each.name for each in columns),
@@ -110,6 +113,8 @@ class Law:
         ]
 
 
+_UNCHANGING = (f"a column {KEY}", f"a column {CHANGED}")
+
 _BITS = {"smallint": 15, "integer": 31, "bigint": 63}
 
 
@@ -123,15 +128,21 @@ def _is_of(kind: str, text: str) -> bool:
     return True
 
 
-def prove_by_capture(seeds: range, folder: Path, spark: SparkSession) -> Iterator[Difference]:
-    """Tell histories of the first ``TABLES`` seeds to a table each; what differs after a round."""
+def prove_alters(
+    seeds: range, folder: Path, spark: SparkSession, *, by_cursor: bool = False
+) -> Iterator[Difference]:
+    """Tell histories of the first ``TABLES`` seeds to a table each; what differs after a round.
+
+    ``by_cursor``: the tables are read by a cursor, else through the log.
+    """
     with ExitStack() as resources:
         server = EmbeddedPostgres(folder / "server")
         resources.callback(server.destroy)
         server.start()
         connection = resources.enter_context(closing(psycopg2.connect(server.dsn())))
         connection.autocommit = True
-        desk = _Desk(seeds[:TABLES], folder, spark, server.dsn(), connection)
+        kind = _DeskByCursor if by_cursor else _Desk
+        desk = kind(seeds[:TABLES], folder, spark, server.dsn(), connection)
         desk.open()
         yield from desk.differences()
         for number in range(ROUNDS):
@@ -148,11 +159,14 @@ def prove_by_capture(seeds: range, folder: Path, spark: SparkSession) -> Iterato
 class _Desk:
     """A captured database, and what is made of it."""
 
+    policy: Mapping[str, Any] = {}
+    """What its contracts say beside their columns."""
+
     def __init__(self, seeds: range, folder: Path, spark: SparkSession, dsn: str, connection: Any) -> None:
         self._folder, self._spark, self._dsn, self._connection = folder, spark, dsn, connection
         self._rng = Random(f"alters {seeds.start} {len(seeds)}")
         self.tables = [Altered(f"altered_{seed}", Random(f"alters of {seed}"), self._run) for seed in seeds]
-        self._contracts = folder / "contracts"
+        self._contracts = folder / "contracts" / "data"
         self.workspace: Workspace
 
     @property
@@ -189,7 +203,7 @@ class _Desk:
         """The contract of ``table`` as a person writes it anew from what the table is now."""
         live = read_live_tables(self._connection)
         made = draft(live["public", table.name], source=SOURCE, name=table.name, owner="team:tests").document
-        made["x-cdc"] |= policy
+        made["x-cdc"] |= {**self.policy, **policy}
         (self._contracts / f"{table.name}.json").write_text(document_text(made))
 
     def change(self) -> None:
@@ -201,12 +215,18 @@ class _Desk:
             table.write(self._rng.randint(1, 3))
 
     def take_in(self) -> None:
-        """Capture what has committed, as a new process does, and take it through every layer."""
+        """Receive what has committed, as a new process does, and take it through every layer."""
         settings = self._settings
         home = Home.open(settings.home, settings.window_size, storage=settings.storage)
+        self.receive(settings, home)
+        self._run_layers()
+
+    def receive(self, settings: Settings, home: Home) -> None:
         capture = Capture(settings, home, Contracts(tuple(contracts_in_force(settings))))
         capture.run(current_wal_lsn(self._dsn), threading.Event())
         capture.raise_left_out()
+
+    def _run_layers(self) -> None:
         self.workspace = workspace = Workspace.open(self._settings)
         for contract in workspace.contracts:
             if waits(workspace, contract) is not None:
@@ -218,6 +238,10 @@ class _Desk:
             net_changes.materialize(workspace, self._spark, contract, windows, "proof")
             dimensions.update(workspace, self._spark, contract, "proof")
             history.materialize(workspace, self._spark, contract, "proof")
+
+    def request(self, table: Altered) -> None:
+        """Have a table read again."""
+        SnapshotRequests(self.workspace.landing(SOURCE).folder).write(table.name, "its schema changed")
 
     def some_follow(self) -> None:
         """Contracts of some tables follow, by lot."""
@@ -255,11 +279,11 @@ class _Desk:
 
     def _read_again(self) -> None:
         """Have the tables read again that ask for it."""
-        workspace = Workspace.open(self._settings)
-        asking = {each.change.table for each in judged_changes(workspace, SOURCE) if each.asks}
+        self.workspace = Workspace.open(self._settings)
+        asking = {each.change.table for each in judged_changes(self.workspace, SOURCE) if each.asks}
         for table in self.tables:
             if table.name in asking:
-                SnapshotRequests(workspace.landing(SOURCE).folder).write(table.name, "its schema changed")
+                self.request(table)
                 table.read()
 
     def _contract(self, table: Altered) -> TableContract:
@@ -284,7 +308,7 @@ class _Desk:
     def _current(self, table: Altered, law: Law) -> Mapping[Any, Any]:
         """The rows of the dimension that live, with their known values."""
         return {
-            compare._key(row): compare._values(row, law.shape)
+            compare._key(row): _values(row, law.shape)
             for row in compare._rows(self.workspace.dimension(self._contract(table)))
             if not row["_cdc_is_deleted"]
         }
@@ -297,7 +321,7 @@ class _Desk:
         rows = compare._rows(self.workspace.history(self._contract(table)))
         for row in sorted(rows, key=lambda row: tuple(row["_cdc_valid_from_position"].values())):
             by = row["_cdc_opened_by"], row["_cdc_closed_by"]
-            found[compare._key(row)].append((*by, compare._values(row, law.shape)))
+            found[compare._key(row)].append((*by, _values(row, law.shape)))
         yield from _unlike(f"history of {table.name}", found, due)
 
     def others_than_the_source(self) -> Iterator[Difference]:
@@ -317,6 +341,53 @@ class _Desk:
             yield Difference(SOURCE, "what still asks", asks, [])
 
 
+class _DeskByCursor(_Desk):
+    """A database whose tables are read by a cursor."""
+
+    policy: Mapping[str, Any] = {"cursor": {"field": CHANGED, "lookback": "PT0S"}}
+
+    def open(self) -> None:
+        definition = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "name": SOURCE,
+            "kind": "query",
+            "description": "Tables that change.",
+            "connection": {"file": str(self._folder / "connection")},
+        }
+        sources = self._contracts.with_name("sources")
+        sources.mkdir(parents=True)
+        (sources / f"{SOURCE}.json").write_text(json.dumps(definition))
+        self._anew: set[str] = set()
+        connection = self._folder / "connection"
+        connection.touch(mode=0o600)
+        connection.write_text(self._dsn)
+        super().open()
+
+    def receive(self, settings: Settings, home: Home) -> None:
+        contracts = contracts_in_force(settings)
+        source = QuerySource.of(sources_in_force(settings, contracts).find(SOURCE), contracts, home)
+        anew = [each for each in source.tables if each.table in self._anew]
+        assert source.sync(anew=anew, reason="its schema changed").finished
+        self._anew = set()
+
+    def request(self, table: Altered) -> None:
+        self._anew.add(table.name)
+
+    def differences(self) -> Iterator[Difference]:
+        """Nobody can say of rows in between which of them were read."""
+        return iter(())
+
+    def all_follow(self) -> None:
+        super().all_follow()
+        contracts = contracts_in_force(self._settings)
+        definition = sources_in_force(self._settings, contracts).find(SOURCE)
+        lake = dimension_keys(self.workspace, SOURCE)
+        QuerySource.of(definition, contracts, self.workspace.home).compare(lake)
+        for each in lake.values():
+            each.close()
+        self._run_layers()
+
+
 def _unlike(layer: str, found: Mapping[Any, Any], due: Mapping[Any, Any]) -> Iterator[Difference]:
     for key in sorted(found.keys() | due.keys()):
         if found.get(key) != due.get(key):
@@ -326,3 +397,8 @@ def _unlike(layer: str, found: Mapping[Any, Any], due: Mapping[Any, Any]) -> Ite
 def _sorted(shape: ContractShape, image: Image) -> tuple[tuple[str, Any], ...]:
     known = ((name, held(shape, name, text)) for name, text in image.items() if name in shape.columns)
     return tuple(sorted(known))
+
+
+def _values(row: Mapping[str, Any], shape: ContractShape) -> tuple[tuple[str, Any], ...]:
+    """The known values of a row of the lake that its table's changes may be about."""
+    return tuple(each for each in compare._values(row, shape) if each[0] not in _UNCHANGING)
