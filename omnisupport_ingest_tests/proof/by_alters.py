@@ -319,7 +319,7 @@ class _Desk:
             due[each.key].append((each.opened_by, each.closed_by, each.values))
         found: dict[Any, list[Any]] = defaultdict(list)
         rows = compare._rows(self.workspace.history(self._contract(table)))
-        for row in sorted(rows, key=lambda row: tuple(row["_cdc_valid_from_position"].values())):
+        for row in sorted(rows, key=_begins):
             by = row["_cdc_opened_by"], row["_cdc_closed_by"]
             found[compare._key(row)].append((*by, _values(row, law.shape)))
         yield from _unlike(f"history of {table.name}", found, due)
@@ -339,6 +339,11 @@ class _Desk:
         asks = [each for each in judged_changes(self.workspace, SOURCE) if each.asks]
         if asks:
             yield Difference(SOURCE, "what still asks", asks, [])
+
+
+def _begins(row: Mapping[str, Any]) -> tuple[int, ...]:
+    place = row["_cdc_valid_from_position"]
+    return place["epoch"], place["commit_lsn"], place["ordinal"]
 
 
 class _DeskByCursor(_Desk):

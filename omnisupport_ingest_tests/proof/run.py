@@ -18,6 +18,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.oracle.judging import (
     ACCEPTED,
     QUARANTINED,
+    REJECT_BATCH,
     Delivery,
     EventKey,
     JudgingRules,
@@ -565,7 +566,8 @@ class _Home:
         return expected
 
     def _tell_otherwise(self) -> None:
-        """The same copies in other batches, in any order: the same content in every window and layer.
+        """The same copies in other batches, in any order: the same content in every window and layer, unless
+        that depends on the batches; then what these come to.
 
         But for dimensions that purge, where the clocks of the two leave them at other watermarks.
         """
@@ -587,8 +589,9 @@ class _Home:
         here, there = (self._shown_since(each.watermark) for each in (self._landed, landed))
         apart = {f"{SOURCE}/dim_{table}" for table in here if here[table] != there[table]}
         when = "the same copies in other batches"
-        if self._landed.encrypted or landed.encrypted:
-            # Of what landed encrypted each home has other bytes.
+        rejects = any(each.policy == REJECT_BATCH for terms in self._terms.values() for each in terms.rules)
+        if self._landed.encrypted or landed.encrypted or rejects:
+            # Of what landed encrypted each home has other bytes, and other batches are rejected.
             self._require(
                 when, differences(other.workspace, self._expected_of(Left(landed, (), self._terms), other))
             )
