@@ -45,7 +45,8 @@ class Altered:
     """A table, which ``run`` makes and changes.
 
     ``columns``: as they are now, without the key. ``moods``: the values of its enum. ``events``: what was
-    written, each row as the server had it then. ``told``: each ALTER.
+    written, each row as the server had it then. ``told``: each ALTER. ``with_cursor``: it has a column more,
+    with the time of each change.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Altered:
     moods: list[str] = field(default_factory=lambda: [*MOODS])
     events: list[Event] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    with_cursor: bool = False
     _alive: list[int] = field(default_factory=list)
     _numbers: int = 0
     _values: int = 10
@@ -79,9 +81,11 @@ class Altered:
             f'"{name}" {each.kind}{"" if each.nullable else " NOT NULL"}'
             for name, each in self.columns.items()
         )
-        own = f"{KEY} integer PRIMARY KEY, {CHANGED} timestamptz NOT NULL DEFAULT clock_timestamp()"
-        self.run(f"CREATE TABLE {self.name} ({own}, {columns})", ())
-        self.run(f"CREATE INDEX ON {self.name} ({CHANGED}, {KEY})", ())
+        self.run(f"CREATE TABLE {self.name} ({KEY} integer PRIMARY KEY, {columns})", ())
+        if self.with_cursor:
+            cursor = f"{CHANGED} timestamptz NOT NULL DEFAULT clock_timestamp()"
+            self.run(f"ALTER TABLE {self.name} ADD {cursor}", ())
+            self.run(f"CREATE INDEX ON {self.name} ({CHANGED}, {KEY})", ())
         for _ in range(3):
             self._insert()
         self.run(f"ANALYZE {self.name}", ())
@@ -229,9 +233,10 @@ class Altered:
 
     def _update(self, number: int) -> None:
         names = self.rng.sample([*self.columns], self.rng.randint(0, min(2, len(self.columns))))
-        # Without a name it changes no value that anybody reads, and is an update all the same.
-        anew = (f'"{name}" = CAST(%s AS {self.columns[name].kind})' for name in names)
-        sets = ", ".join((*anew, f"{CHANGED} = clock_timestamp()"))
+        anew = [f'"{name}" = CAST(%s AS {self.columns[name].kind})' for name in names]
+        anew += [f"{CHANGED} = clock_timestamp()"] if self.with_cursor else []
+        # Without a name it changes nothing, and is an update all the same.
+        sets = ", ".join(anew) or '"v" = "v"'
         values = tuple(self._value(name, self.columns[name]) for name in names)
         sql = f"UPDATE {self.name} SET {sets} WHERE {KEY} = %s RETURNING {self._texts()}"
         ((*texts,),) = self.run(sql, (*values, number))

@@ -67,6 +67,7 @@ class Law:
     shape: ContractShape
     required: frozenset[str]
     values: Mapping[str, frozenset[str]]
+    longest: Mapping[str, int]
     former: Mapping[str, tuple[str, ...]]
 
     @classmethod
@@ -83,6 +84,7 @@ class Law:
             shape,
             frozenset(each.name for each in columns if not each.nullable),
             {each.name: frozenset(each.enum) for each in columns if each.enum},
+            {each.name: each.max_length for each in columns if each.max_length is not None},
             {each.name: each.former_types for each in columns},
         )
 
@@ -101,6 +103,8 @@ class Law:
                 found.append(f"{name}:type")
             if name in self.values and text not in self.values[name]:
                 found.append(f"{name}:enum")
+            if len(text) > self.longest.get(name, len(text)):
+                found.append(f"{name}:max_length")
         return found
 
     def judged(self, events: Sequence[Event]) -> list[Event]:
@@ -161,11 +165,15 @@ class _Desk:
 
     policy: Mapping[str, Any] = {}
     """What its contracts say beside their columns."""
+    with_cursor = False
 
     def __init__(self, seeds: range, folder: Path, spark: SparkSession, dsn: str, connection: Any) -> None:
         self._folder, self._spark, self._dsn, self._connection = folder, spark, dsn, connection
         self._rng = Random(f"alters {seeds.start} {len(seeds)}")
-        self.tables = [Altered(f"altered_{seed}", Random(f"alters of {seed}"), self._run) for seed in seeds]
+        self.tables = [
+            Altered(f"altered_{seed}", Random(f"alters of {seed}"), self._run, with_cursor=self.with_cursor)
+            for seed in seeds
+        ]
         self._contracts = folder / "contracts" / "data"
         self.workspace: Workspace
 
@@ -349,6 +357,7 @@ def _begins(row: Mapping[str, Any]) -> tuple[int, ...]:
 class _DeskByCursor(_Desk):
     """A database whose tables are read by a cursor."""
 
+    with_cursor = True
     policy: Mapping[str, Any] = {"cursor": {"field": CHANGED, "lookback": "PT0S"}}
 
     def open(self) -> None:
