@@ -277,7 +277,7 @@ def drawn_rules(rng: Random, deliveries: Sequence[Delivery]) -> BothRules:
             {SHAPE.name: {"status": LIMIT}},
             HOUR,
             reviews,
-            rejected=frozenset(each.number for each in rejected),
+            rejected={each.number: (oracle.REJECTING,) for each in rejected},
             key_columns={SHAPE.name: CONTRACT.key},
             uncontracted={UNKNOWN},
             columns={SHAPE.name: (may, must)} if blocked else {},

@@ -7,7 +7,7 @@ worked out here anew, from the batches alone.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -48,13 +48,35 @@ FOUND_BY = {
 }
 """What finds each of them."""
 
+ACCEPT, WARN, QUARANTINE, REJECT_BATCH = "accept", "warn", "quarantine", "reject_batch"
+"""What a contract may say of the rows that break a rule."""
+
 REJECTING = "rejects"
-"""The rule of the row for which a batch is rejected."""
+"""The rule of the row for which a batch is rejected, where nobody says which."""
 
 _PASSING = {"accept", "ingest", "replay_window", "dedupe"}
 
 EventKey = tuple[Position, str | None, tuple[object, ...]]
 """Position, identity and content: one event, however often it lands."""
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """A rule of a table's rows.
+
+    ``breaks``: whether the texts of ``columns`` break it, all of which were sent; NULL is ``None``.
+    ``policy``: what becomes of a row that does. With ``accept`` nobody asks.
+    """
+
+    name: str
+    policy: str
+    columns: tuple[str, ...]
+    breaks: Callable[..., bool]
+
+    def broken_by(self, image: Image) -> bool:
+        if self.policy == ACCEPT or not all(name in image for name in self.columns):
+            return False
+        return self.breaks(*(image[name] for name in self.columns))
 
 
 @dataclass(frozen=True)
@@ -79,6 +101,9 @@ class Delivery:
     image, ``same`` what two copies of one event share, and ``order`` which of those that are judged alike
     stands for them. ``of_erased``: its images that landed plain and are of an erased subject, each with the
     columns that stay readable.
+
+    ``batch``: when the batch landed that brought it, its name, and the line. Of copies with the same facts
+    the first by that says which batch an event came in.
     """
 
     number: int
@@ -93,6 +118,7 @@ class Delivery:
     same: tuple[object, ...] | None = None
     order: tuple[Any, ...] = ()
     of_erased: tuple[tuple[str, frozenset[str]], ...] = ()
+    batch: tuple[datetime, str, int] | None = None
 
     @property
     def alike(self) -> EventKey:
@@ -126,10 +152,11 @@ class JudgingRules:
     characters that a value may have. ``no_values``: by table and column, texts that are no value of its type.
     ``key_columns``: by table. ``reviews``: what was decided last of an event; ``discard copies``
     says nothing of the copy that landed first. ``erasures``: by table
-    and key, between which positions (above the first one, up to the second) a row was erased. ``rejected``:
-    the numbers of deliveries whose batch has a row that breaks the rule ``REJECTING``. ``uncontracted``: the
-    tables without a contract. ``columns``: by table that waits for its contract, the columns that a row may
-    have, and those that it must have.
+    and key, between which positions (above the first one, up to the second) a row was erased. ``rules``: by
+    table, those of its rows beside ``longest`` and types, which have rows wait. ``rejected``: the numbers of
+    deliveries whose batch is rejected, with the rules for which it is; ``rules`` may reject more.
+    ``uncontracted``: the tables without a contract. ``columns``: by table that waits for its contract, the
+    columns that a row may have, and those that it must have.
     """
 
     actions: Mapping[str, str]
@@ -143,7 +170,8 @@ class JudgingRules:
     erasures: Mapping[tuple[str, Key], Collection[tuple[Position | None, Position]]] = field(
         default_factory=dict
     )
-    rejected: Collection[int] = frozenset()
+    rules: Mapping[str, Sequence[RowRule]] = field(default_factory=dict)
+    rejected: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     uncontracted: Collection[str] = frozenset()
     columns: Mapping[str, tuple[frozenset[str], frozenset[str]]] = field(default_factory=dict)
 
@@ -154,7 +182,8 @@ class JudgingRules:
 @dataclass(frozen=True)
 class Verdict:
     """What became of one copy. ``rules``: row rules that it breaks, whatever the reason. ``erased``: its
-    row was erased, so what is kept of it has no values."""
+    row was erased, so what is kept of it has no values. ``batch``: the one in which the event came.
+    ``of_copy``: another copy stands for the event."""
 
     delivery: Delivery
     verdict: str
@@ -163,6 +192,8 @@ class Verdict:
     rules: tuple[str, ...]
     late: bool
     erased: bool = False
+    batch: str | None = None
+    of_copy: bool = False
 
     @property
     def kept(self) -> Event:
@@ -225,8 +256,40 @@ class Clockwork:
 def judge(deliveries: Iterable[Delivery], judging_rules: JudgingRules) -> list[Verdict]:
     """Judge what has landed, in landing order.
 
-    Duplicates are judged first: the copy that landed first decides, and the others are copies of it.
+    Duplicates are judged first: the copy that landed first decides, and the others are copies of it. A row
+    that waits as it breaks a rule that says so has all others of its table wait that its batch brought into
+    its window; so all are judged once more when these are known.
     """
+    deliveries = list(deliveries)
+    verdicts = _judged(deliveries, judging_rules)
+    rejected = dict(_rejected(verdicts, judging_rules))
+    if not rejected:
+        return verdicts
+    return _judged(deliveries, replace(judging_rules, rejected={**judging_rules.rejected, **rejected}))
+
+
+def _rejected(
+    verdicts: Iterable[Verdict], judging_rules: JudgingRules
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The numbers of the deliveries whose batch is rejected, each with the rules for which it is."""
+    rejecting = {
+        table: {each.name for each in rules if each.policy == REJECT_BATCH}
+        for table, rules in judging_rules.rules.items()
+    }
+    if not any(rejecting.values()):
+        return
+    batches: dict[object, list[Verdict]] = defaultdict(list)
+    for each in verdicts:
+        if not each.of_copy and each.delivery.batch is not None:
+            batches[each.delivery.event.table, each.delivery.window, each.batch].append(each)
+    for (table, _, _), here in batches.items():  # type: ignore[misc]
+        waiting = (each for each in here if each.reason in ("row_rule", "schema_mismatch"))
+        names = {name for each in waiting for name in each.rules} & rejecting.get(table, set())
+        for each in here if names else ():
+            yield each.delivery.number, tuple(sorted(names))
+
+
+def _judged(deliveries: Iterable[Delivery], judging_rules: JudgingRules) -> list[Verdict]:
     contents: dict[tuple[str, Position, str | None], dict[EventKey, list[Delivery]]] = defaultdict(dict)
     for each in sorted(deliveries, key=lambda each: each.number):
         place = each.window, each.event.at, each.event.identity
@@ -236,16 +299,27 @@ def judge(deliveries: Iterable[Delivery], judging_rules: JudgingRules) -> list[V
         for members in events.values():
             first = _standing(members)
             copies = [each for each in members if each is not first]
-            verdicts.append(_verdict(first, judging_rules, collision=len(events) > 1))
+            verdict = _verdict(first, judging_rules, collision=len(events) > 1)
+            verdicts.append(replace(verdict, batch=_batch(members, first)))
             verdicts += [_copy(each, first, judging_rules) for each in copies]
     return [replace(each, erased=_was_erased(each.delivery.event, judging_rules)) for each in verdicts]
 
 
 def _standing(copies: list[Delivery]) -> Delivery:
     """The copy that landed first, or of those that are judged as it is, the first one in ``order``."""
+    return min(_alike(copies), key=lambda each: each.order)
+
+
+def _alike(copies: list[Delivery]) -> list[Delivery]:
+    """The copies that have the facts of the one that landed first."""
     facts = copies[0].arrival.newest_epoch_before, copies[0].arrival.watermark_before
-    alike = (e for e in copies if (e.arrival.newest_epoch_before, e.arrival.watermark_before) == facts)
-    return min(alike, key=lambda each: each.order)
+    return [e for e in copies if (e.arrival.newest_epoch_before, e.arrival.watermark_before) == facts]
+
+
+def _batch(copies: list[Delivery], first: Delivery) -> str | None:
+    """The batch in which an event came that several copies have."""
+    places = [each.batch for each in _alike(copies) if each.batch is not None]
+    return min(places)[1] if first.batch is not None and places else None
 
 
 def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter[str]]]:
@@ -267,7 +341,8 @@ def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter
 def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool) -> Verdict:
     late, too_late = _lateness(delivery, judging_rules)
     mismatches = _mismatches(delivery, judging_rules)
-    rules = mismatches + _broken(delivery, judging_rules)
+    broken, withholds = _broken(delivery, judging_rules)
+    rules = mismatches + broken
     decided = judging_rules.reviews.get(delivery.key)
     doubts = {
         "collision": collision,
@@ -286,7 +361,7 @@ def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool
             else delivery.malformed
         ),
         "schema_mismatch": bool(mismatches),
-        "row_rule": len(rules) > len(mismatches),
+        "row_rule": withholds,
         "discarded_event": decided == "discard",
     }
     # A release settles doubts about when and where an event came, never what is wrong with it.
@@ -295,18 +370,18 @@ def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool
     if reason is None:
         return Verdict(delivery, ACCEPTED, None, None, rules, late)
     if reason == "batch_rejected":
-        rules = (*rules, REJECTING)
+        rules = tuple(dict.fromkeys((*rules, *judging_rules.rejected[delivery.number])))
     return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, judging_rules), rules, late)
 
 
 def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules) -> Verdict:
     late, _ = _lateness(delivery, judging_rules)
     reason = "duplicate_position"
-    rules = _mismatches(first, judging_rules) + _broken(first, judging_rules)
+    rules = _mismatches(first, judging_rules) + _broken(first, judging_rules)[0]
     if judging_rules.passes(reason):
-        return Verdict(delivery, DUPLICATE, reason, None, rules, late)
+        return Verdict(delivery, DUPLICATE, reason, None, rules, late, of_copy=True)
     state = _state(reason, judging_rules.reviews.get(first.key), judging_rules)
-    return Verdict(delivery, QUARANTINED, reason, state, rules, late)
+    return Verdict(delivery, QUARANTINED, reason, state, rules, late, of_copy=True)
 
 
 def _state(reason: str, decided: str | None, judging_rules: JudgingRules) -> str:
@@ -355,22 +430,22 @@ def _mismatches(delivery: Delivery, judging_rules: JudgingRules) -> tuple[str, .
     return tuple(sorted(unknown + missing))
 
 
-def _broken(delivery: Delivery, judging_rules: JudgingRules) -> tuple[str, ...]:
+def _broken(delivery: Delivery, judging_rules: JudgingRules) -> tuple[tuple[str, ...], bool]:
+    """The rules that the row of a delivery breaks, and whether one of them has it wait."""
     event = delivery.judged or delivery.event
     if event.op not in "cur" or delivery.unreadable is not None:
-        return ()
+        return (), False
     image = {**event.carried_before, **(event.after or {})}
     limits = judging_rules.longest.get(event.table, {})
     names = judging_rules.key_columns.get(event.table, ()) if event.after is not None else ()
-    nulls = tuple(f"{n}:not_null" for n, part in zip(names, event.key or (), strict=False) if part is None)
+    nulls = [f"{n}:not_null" for n, part in zip(names, event.key or (), strict=False) if part is None]
     typed = judging_rules.no_values.get(event.table, {})
-    wrong = tuple(f"{column}:type" for column, texts in typed.items() if image.get(column) in texts)
-    return (
-        nulls
-        + wrong
-        + tuple(
-            f"{column}:max_length"
-            for column, limit in sorted(limits.items())
-            if len(image.get(column) or "") > limit
-        )
-    )
+    wrong = [f"{column}:type" for column, texts in typed.items() if image.get(column) in texts]
+    long = [
+        f"{column}:max_length"
+        for column, limit in sorted(limits.items())
+        if len(image.get(column) or "") > limit
+    ]
+    others = [each for each in judging_rules.rules.get(event.table, ()) if each.broken_by(image)]
+    withholds = bool(nulls or wrong or long) or any(each.policy != WARN for each in others)
+    return (*nulls, *wrong, *long, *(each.name for each in others)), withholds

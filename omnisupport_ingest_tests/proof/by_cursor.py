@@ -46,7 +46,7 @@ from omnisupport_ingest_tests.proof.tables import (
 
 CURSOR = "changed"
 TERMS = {
-    shape.name: Terms({}, 900, 1000, beside=(CURSOR,), retyped={CURSOR: "timestamp with time zone"})
+    shape.name: Terms((), 900, 1000, beside=(CURSOR,), retyped={CURSOR: "timestamp with time zone"})
     for shape in SHAPES
 }
 PARTS = 4

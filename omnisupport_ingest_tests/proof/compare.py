@@ -407,11 +407,11 @@ def _image(image: Image | None, key: Key | None) -> object:
 
 
 def _ledger(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
-    """The counts that the checkpoints of ``deduped_events`` say, by verdict and by scenario, and by what the
-    scenarios of events were found."""
+    """The counts that the checkpoints of ``deduped_events`` say, by verdict, by broken rule and by scenario,
+    and by what the scenarios of events were found."""
     table = workspace.deduped(SOURCE)
     snapshot = table.open()
-    held = {}
+    held, broken = {}, expected.broken_rules
     for window in snapshot.windows():
         state = snapshot.state(window)
         if state is not None and state.checkpoint.raw:
@@ -421,6 +421,9 @@ def _ledger(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
             of_events = {name: each for name, each in point.scenarios.items() if name in FOUND_BY}
             found_by = {name: point.detectors.get(name) for name in of_events}
             held[window] = counts, of_events, found_by
+            found = Counter(point.rules.broken if point.rules is not None else {})
+            if found != broken.get(window, Counter()):
+                yield Difference("counts", f"broken rules of {window}", found, broken.get(window))
     wanted = {
         window: (
             (verdicts.total(), verdicts[ACCEPTED], verdicts[DUPLICATE], verdicts[QUARANTINED]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -101,6 +101,17 @@ class Expected:
         self._landed, self._shown_since = landed, shown_since
         self._states: dict[str, dict[Key, Row]] = {}
         self._versions: dict[str, list[Version]] = {}
+
+    @property
+    def broken_rules(self) -> dict[str, Counter[str]]:
+        """By window, how many rows break each rule, of events that are no copies, that nobody discarded, and
+        that wait for no other row of their batch."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for each in self.verdicts.values():
+            counted = not each.of_copy and each.reason != "batch_rejected" and each.state != "discarded"
+            table = each.delivery.event.table
+            found[each.delivery.window].update(f"{table}/{name}" for name in each.rules if counted)
+        return found
 
     def of(self, verdict: str) -> dict[int, Verdict]:
         return {number: each for number, each in self.verdicts.items() if each.verdict == verdict}

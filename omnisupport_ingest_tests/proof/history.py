@@ -13,6 +13,7 @@ from random import Random
 
 from omnisupport_ingest_tests.oracle import histories
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
+from omnisupport_ingest_tests.proof.quality import refused
 from omnisupport_ingest_tests.proof.tables import NO_VALUE, SHAPES, TYPES, UNKNOWN, spelled
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -48,6 +49,7 @@ def tx_id_of(event: Event) -> int:
 def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
     """The events of one lane, in log order. ``sure_order``: the source says in what order things were."""
     rng, later = Random(f"lane {seed}"), Random(f"columns added again {seed}")
+    of_rules = Random(f"rules that reject a batch {seed}")
     events: list[Event] = []
     for number, shape in enumerate(SHAPES):
         drawn = _database(rng, shape) if seed % 2 else _soup(rng, shape)
@@ -55,7 +57,8 @@ def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
         drawn += _hot(rng, shape) if rng.random() < 0.1 else []
         drawn = [_moved_apart(event, number) for event in drawn]
         drawn = _reshaped(rng, drawn) if drawn and rng.random() < 0.25 else drawn
-        events += _added_again(later, drawn) if drawn and later.random() < 0.1 else drawn
+        drawn = _added_again(later, drawn) if drawn and later.random() < 0.1 else drawn
+        events += refused(of_rules, drawn) if drawn and of_rules.random() < 0.2 else drawn
     if rng.random() < 0.2:
         events = [_burst(event) for event in events]
     if epochs == 1:

@@ -93,6 +93,7 @@ class Landed:
                     arrival=arrival,
                     unreadable=told.unreadable,
                     misplaced=told.misplaced,
+                    batch=(batch.landed_at, batch_id, file_row or 0),
                 )
             )
 

@@ -15,7 +15,14 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, JudgingRules
+from omnisupport_ingest_tests.oracle.judging import (
+    ACCEPTED,
+    QUARANTINED,
+    REJECT_BATCH,
+    Delivery,
+    EventKey,
+    JudgingRules,
+)
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.compare import (
     Difference,
@@ -47,7 +54,6 @@ from omnisupport_ingest_tests.proof.tables import (
     NO_VALUE,
     SHAPES,
     SOURCE,
-    VERSIONS,
     Terms,
     shapes_of,
     sources_of,
@@ -56,8 +62,10 @@ from omnisupport_ingest_tests.proof.tables import (
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
 
 _RELEASABLE = frozenset(
-    {"collision", "older_epoch", "out_of_order_event", "too_late_arrival", "late_arrival"}
+    {"collision", "older_epoch", "out_of_order_event", "too_late_arrival", "late_arrival", "batch_rejected"}
 )
+
+_WAITS_FOR_RULES = frozenset({"row_rule", "batch_rejected"})
 
 
 ELSEWHERE = "  another machine goes on"
@@ -66,6 +74,9 @@ ELSEWHERE = "  another machine goes on"
 
 ERASE_SUBJECTS = "erase subjects"
 """The kind of steps by which subjects are erased; it is dealt by lots of its own."""
+
+LOOSEN = "loosen a rule"
+"""The kind of steps by which a contract gets a looser rule; it is dealt by lots of its own too."""
 
 
 class ProofFailed(AssertionError):
@@ -100,6 +111,7 @@ class _Home:
         self._story, self._folder, self._spark, self._say = story, folder, spark, say
         self._rng = Random(f"steps {story.seeds.start} {len(story.seeds)}")
         self._version, self._protecting = 0, story.protecting
+        self._versions = [dict(each) for each in story.versions]
         self._learned: dict[str, dict[str, str | None]] = {shape.name: {} for shape in SHAPES}
         self._actions = dict(story.actions)
         self._reviews: dict[EventKey, str] = {}
@@ -109,6 +121,9 @@ class _Home:
         self._lots = Random(f"erasures and types {story.seeds.start} {len(story.seeds)}")
         self._later_lots = Random(f"policies and learned columns {story.seeds.start} {len(story.seeds)}")
         self._subject_lots = Random(f"subjects {story.seeds.start} {len(story.seeds)}")
+        self._rule_lots = Random(f"looser rules {story.seeds.start} {len(story.seeds)}")
+        self._waited_for_rules: set[int] = set()
+        self._loosened = False
         self._subjects: set[Subject] = set()
         self._asked: list[AskedSubject] = []
         self._purged: dict[tuple[str, Key], Position] = {}
@@ -130,7 +145,7 @@ class _Home:
     def _terms(self) -> dict[str, Terms]:
         """The contracts as they are in force."""
         protecting = PROTECTIONS[self._protecting]
-        versions = VERSIONS[self._version].items()
+        versions = self._versions[self._version].items()
         return {table: each.under(protecting, table, self._learned[table]) for table, each in versions}
 
     def tell(self) -> Expected:
@@ -146,6 +161,8 @@ class _Home:
                     self._later_step()
                 if not self.tally.things["erasures of subjects completed"] and not self._asked:
                     self._erase_subjects()
+                if not self._loosened:
+                    self._loosen()
                 self._settle("before the last of what is late")
             for batch in batches:
                 self._land(batch)
@@ -251,6 +268,8 @@ class _Home:
             self._later_step()
         if self._subject_lots.random() < 0.15:
             self._erase_subjects()
+        if self._rule_lots.random() < 0.1:
+            self._loosen()
 
     def _later_step(self) -> None:
         """Something more, dealt by lots of its own: at random steps, and once at least."""
@@ -288,7 +307,8 @@ class _Home:
     def _change_contracts(self) -> None:
         self._require("while tables wait for a person", self._have_not_waited())
         before = sources_of(self._terms)
-        self._version = self._rng.choice([each for each in range(len(VERSIONS)) if each != self._version])
+        others = [each for each in range(len(self._versions)) if each != self._version]
+        self._version = self._rng.choice(others)
         for old, new in zip(before, sources_of(self._terms), strict=True):
             self.tally.did("columns new to a contract", len(set(new.columns) - set(old.columns)))
             self.tally.did("columns gone from a contract", len(set(old.columns) - set(new.columns)))
@@ -328,6 +348,32 @@ class _Home:
             self._platform.learn(table, column)
             self.tally.did("columns that contracts learned")
         self._take_contracts(self._later_lots)
+
+    def _loosen(self) -> None:
+        """Have a rule of a contract be looser: what waited for it comes in by itself, in its order."""
+        if LOOSEN not in (self._story.kinds or (LOOSEN,)):
+            return
+        self._require("while tables wait for a person", self._have_not_waited())
+        held = self._expected().of(QUARANTINED)
+        waiting = {number: each for number, each in held.items() if each.reason in _WAITS_FOR_RULES}
+        places = {(each.delivery.event.table, name) for each in waiting.values() for name in each.rules}
+        found = [
+            (table, rule)
+            for table, terms in self._terms.items()
+            for rule in terms.rules
+            if rule.withholds and (table, rule.name) in places
+        ]
+        if not found:
+            return
+        self._say(f"  {LOOSEN}")
+        table, rule = self._rule_lots.choice(found)
+        terms = self._versions[self._version][table]
+        rules = tuple(each.loosened(self._rule_lots) if each is rule else each for each in terms.rules)
+        self._versions[self._version][table] = replace(terms, rules=rules)
+        self._waited_for_rules |= waiting.keys()
+        self._loosened = True
+        self.tally.did("rules loosened")
+        self._take_contracts(self._rule_lots)
 
     def _take_contracts(self, lots: Random) -> None:
         """Have the contracts be in force; a person asks at once for types that wait, or not."""
@@ -410,7 +456,8 @@ class _Home:
             actions={name: each.action for name, each in decisions.decisions.items()},
             to_review=frozenset(n for n, each in decisions.decisions.items() if each.needs_manual_review),
             lateness={table: each.lateness for table, each in terms.items()},
-            longest={table: each.longest for table, each in terms.items()},
+            longest={},
+            rules={table: each.rules for table, each in terms.items()},
             key_columns={shape.name: KEY for shape in SHAPES},
             no_values={each.name: dict.fromkeys(types_of(each), (NO_VALUE,)) for each in sources_of(terms)},
             window_length=WINDOW.length,
@@ -452,6 +499,9 @@ class _Home:
         )
         # The most of each that any comparison had: what waits for a review is decided sooner or later.
         self._held |= in_histories(expected)
+        back = self._waited_for_rules & expected.of(ACCEPTED).keys()
+        self._waited_for_rules -= back
+        self.tally.did("events back by a looser rule", len(back))
         self._purged = {}
         for shape in expected.shapes:
             purged = expected.purged(shape)
@@ -516,15 +566,14 @@ class _Home:
         return expected
 
     def _tell_otherwise(self) -> None:
-        """The same copies in other batches, in any order: the same content in every window and layer.
+        """The same copies in other batches, in any order: the same content in every window and layer, unless
+        that depends on the batches; then what these come to.
 
         But for dimensions that purge, where the clocks of the two leave them at other watermarks.
         """
         self._say("  the same told otherwise")
-        other, landed = (
-            Platform(self._folder.with_name("otherwise"), self._spark, VERSIONS[0], self._story.actions),
-            Landed(),
-        )
+        folder, landed = self._folder.with_name("otherwise"), Landed()
+        other = Platform(folder, self._spark, self._versions[0], self._story.actions)
         for table, columns in self._learned.items():
             for column in columns:
                 other.learn(table, column)
@@ -540,8 +589,9 @@ class _Home:
         here, there = (self._shown_since(each.watermark) for each in (self._landed, landed))
         apart = {f"{SOURCE}/dim_{table}" for table in here if here[table] != there[table]}
         when = "the same copies in other batches"
-        if self._landed.encrypted or landed.encrypted:
-            # Of what landed encrypted each home has other bytes.
+        rejects = any(each.policy == REJECT_BATCH for terms in self._terms.values() for each in terms.rules)
+        if self._landed.encrypted or landed.encrypted or rejects:
+            # Of what landed encrypted each home has other bytes, and other batches are rejected.
             self._require(
                 when, differences(other.workspace, self._expected_of(Left(landed, (), self._terms), other))
             )
@@ -570,7 +620,9 @@ def _without(content: Mapping[tuple[str, str], str], tables: set[str]) -> dict[t
 
 
 def _can_be_released(row: Mapping[str, Any], delivery: Delivery) -> bool:
-    return row["reason"] in _RELEASABLE and not row["rules"] and not delivery.malformed
+    # Of a rejected batch these are the rules of another row.
+    own = row["reason"] != "batch_rejected" and row["rules"]
+    return row["reason"] in _RELEASABLE and not own and not delivery.malformed
 
 
 def _contents_differ(

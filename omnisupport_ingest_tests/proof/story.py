@@ -6,13 +6,15 @@ What was added later is drawn from lots of its own, so that the stories of known
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from omnisupport_ingest_tests.proof.cut import WHOLE, Cut, cut_for
 from omnisupport_ingest_tests.proof.delivery import Batch, Gap, gaps, in_time, schedule
 from omnisupport_ingest_tests.proof.history import lane
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
+from omnisupport_ingest_tests.proof.quality import drawn
+from omnisupport_ingest_tests.proof.tables import SHAPES, VERSIONS, Terms, spelled, types_of
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "late_arrival": ("replay_window",) * 4 + ("ingest", "quarantine"),
@@ -34,7 +36,7 @@ class Story:
     there are after each landing. ``in_time``: after so many landings, only late events land.
     ``late_steps``: how many there are after one of those. ``kinds``: of steps; null: all.
     ``gaps``: in the chain of batches. ``cut``: how Spark's work is. ``protecting``: what its contracts say of
-    personal data at first, of ``PROTECTIONS``.
+    personal data at first, of ``PROTECTIONS``. ``versions``: of its contracts, with their rules.
     """
 
     seeds: range
@@ -49,6 +51,7 @@ class Story:
     gaps: tuple[Gap, ...] = ()
     cut: Cut = WHOLE
     protecting: int = 0
+    versions: tuple[Mapping[str, Terms], ...] = VERSIONS
 
     @property
     def verdicts_follow_from_events(self) -> bool:
@@ -90,4 +93,24 @@ def draw(
         gaps(Random(f"gaps {seeds.start} {len(seeds)}"), batches),
         cut_for(Random(f"cut {seeds.start} {len(seeds)}"), len(seeds)),
         Random(f"policies {seeds.start} {len(seeds)}").choice((0, *range(len(PROTECTIONS)))),
+        versions_with_rules(Random(f"rules {seeds.start} {len(seeds)}")),
     )
+
+
+def versions_with_rules(rng: Random) -> tuple[Mapping[str, Terms], ...]:
+    """The versions of the contracts with rules whose policies are drawn, and what histories leave out."""
+    starts = ("short gone", "gone", "long gone")
+    numbers = [number for number in range(0, 1100, 5) if number % 23]
+    gone = [str(spelled("gone", f"{each} {number}")) for each in starts for number in numbers]
+    only = {shape.name: rng.random() < 0.5 for shape in SHAPES}
+    found = []
+    for version in VERSIONS:
+        with_rules = {}
+        for shape in SHAPES:
+            terms = version[shape.name]
+            source = terms.source_of(shape)
+            types = {name: types_of(source).get(name, "text") for name in source.columns}
+            rules = drawn(rng, shape.name, terms.rules, types, gone)
+            with_rules[shape.name] = replace(terms, rules=rules, changed_only=only[shape.name])
+        found.append(with_rules)
+    return tuple(found)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest_tests.oracle.model import TableShape
+from omnisupport_ingest_tests.proof import quality
 from omnisupport_ingest_tests.proof.policies import DROP, Policy, Protecting, Secrets
+from omnisupport_ingest_tests.proof.quality import Rule, lengths
 
 SOURCE = "desk"
 KEY = ("lane", "id")
@@ -80,12 +82,13 @@ class ContractShape(TableShape):
     """A table as one version of its contract has it.
 
     ``types``: of its columns that are not text, by name. ``policies``: of the columns of which the lake has
-    what ``secrets`` leave of the values.
+    what ``secrets`` leave of the values. ``changed_only``: its history leaves out what changes nothing.
     """
 
     types: tuple[tuple[str, str], ...] = ()
     policies: tuple[tuple[str, Policy], ...] = ()
     secrets: Secrets = field(default_factory=Secrets, compare=False)
+    changed_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,10 +154,25 @@ def held(shape: TableShape, column: str, text: str | None) -> Held:
         return Exact(text)
     if kind.startswith("double"):
         return float(text)
+    if kind in _WHOLE or kind == "boolean":
+        return _of_other_kind(kind, text)
     if column == "tags":
         number = "".join(filter(str.isdigit, text))
         return (f'a "quoted" {number}', None, "NULL", "\\", "é") if number else ()
-    return Decimal(text) if kind.startswith("numeric") else datetime.fromisoformat(text)
+    if kind.startswith("numeric"):
+        return Decimal(text)
+    return datetime.fromisoformat(text) if kind.startswith("timestamp") else text
+
+
+_WHOLE = frozenset(("smallint", "integer", "bigint"))
+_TRUE, _FALSE = ("t", "true"), ("f", "false")
+
+
+def _of_other_kind(kind: str, text: str) -> Held:
+    """A whole number or a boolean; of a value that its column had as one of a former type, the text."""
+    if kind == "boolean":
+        return text in _TRUE if text in (*_TRUE, *_FALSE) else Exact(text)
+    return int(text) if text.lstrip("-").isdigit() else Exact(text)
 
 
 def from_lake(value: object, exact: str | None) -> Held:
@@ -174,17 +192,18 @@ def marked_at(shape: TableShape, mark: str) -> datetime | None:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the contract of a table says: the most characters per column, and its lateness in hours.
+    """What the contract of a table says: the rules of its rows, and its lateness in hours.
 
     ``purge``: for how many hours rows are still shown after their delete; null: for ever. ``without``:
     columns that this version does not have; ``beside``: columns that it has beside those of other versions.
     ``retyped``: columns that have another type in this version. ``learned``: columns that the contract has
     learned, each with what older rows have in it. ``policies``: for personal data, by column.
     ``subject``: the column that says whose the personal values of a row are, which land encrypted; null: they
-    land plain. ``key``: the id of the key by which values are hashed.
+    land plain. ``key``: the id of the key by which values are hashed. ``changed_only``: the history leaves
+    out what changes nothing.
     """
 
-    longest: Mapping[str, int]
+    rules: tuple[Rule, ...]
     allowed: int
     most: int
     purge: int | None = None
@@ -195,6 +214,7 @@ class Terms:
     policies: Mapping[str, Policy] = field(default_factory=dict)
     subject: str | None = None
     key: str = "k1"
+    changed_only: bool = False
 
     def source_of(self, shape: TableShape) -> ContractShape:
         """The table as this version of its contract has it, with the values of the source."""
@@ -204,7 +224,9 @@ class Terms:
         typed = tuple((name, kind) for name, kind in types.items() if kind != "text")
         # What the file says of a column counts before what was learned of it.
         defaults = tuple((name, text) for name, text in self.learned.items() if name not in self.beside)
-        return ContractShape(shape.name, columns, shape.soft_delete_column, defaults, typed)
+        return ContractShape(
+            shape.name, columns, shape.soft_delete_column, defaults, typed, changed_only=self.changed_only
+        )
 
     def shape_of(self, shape: TableShape, tokens: Path | None = None) -> ContractShape:
         """The table as the lake has it. ``tokens``: the file of the home's map."""
@@ -265,16 +287,16 @@ class Terms:
 
 
 VERSIONS: tuple[Mapping[str, Terms], ...] = (
-    {"tickets": Terms({"status": 30, "body": 30}, 1, 2, 1), "agents": Terms({"body": 30}, 2, 100, 1)},
+    {"tickets": Terms(lengths(status=30, body=30), 1, 2, 1), "agents": Terms(lengths(body=30), 2, 100, 1)},
     {
-        "tickets": Terms({}, 1, 2, without=frozenset(("note", "cost")), beside=("note_2",)),
-        "agents": Terms({"body": 30}, 0, 1, 3, retyped={"rate": "text"}),
+        "tickets": Terms((), 1, 2, without=frozenset(("note", "cost")), beside=("note_2",)),
+        "agents": Terms(lengths(body=30), 0, 1, 3, retyped={"rate": "text"}),
     },
     {
         "tickets": Terms(
-            {"status": 30, "note": 13}, 0, 3, 4, retyped={"cost": "numeric(14,4)", "left": "text"}
+            lengths(status=30, note=13), 0, 3, 4, retyped={"cost": "numeric(14,4)", "left": "text"}
         ),
-        "agents": Terms({"note": 12}, 1, 1, 0, without=frozenset(("tags",)), beside=("note_2",)),
+        "agents": Terms(lengths(note=12), 1, 1, 0, without=frozenset(("tags",)), beside=("note_2",)),
     },
 )
 """Versions that the contracts go through; each change makes the windows stale. Some purge rows sooner than
@@ -333,9 +355,7 @@ def _contract(shape: ContractShape, terms: Terms) -> dict[str, Any]:
         if name in dict(shape.defaults):
             continue
         kind = types_of(shape).get(name, "text")
-        columns[name] = column_document(kind)
-        if name in terms.longest:
-            columns[name]["maxLength"] = terms.longest[name]
+        columns[name] = column_document(kind) | quality.document(terms.rules, name)
     encrypted = {"pii": "encrypted", "subject_column": terms.subject}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -359,5 +379,7 @@ def _contract(shape: ContractShape, terms: Terms) -> dict[str, Any]:
             "lateness": {"allowed": f"PT{terms.allowed}H", "max": f"PT{terms.most}H"},
             "pii": {name: each.document for name, each in terms.policies.items() if name in shape.columns},
             **({} if terms.subject is None else {"at_rest": encrypted}),
+            **({"history": "changed_only"} if terms.changed_only else {}),
+            "quality": {"rules": quality.of_several(terms.rules)},
         },
     }

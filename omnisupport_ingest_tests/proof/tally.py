@@ -20,6 +20,8 @@ IN_HISTORIES = (
     "misplaced in a file",
     "collisions",
     "broken row rules",
+    "events of rejected batches",
+    "rows that break a rule and pass",
     "unreadable images",
     "times out of range",
     "key changes",
@@ -57,6 +59,8 @@ IN_SCHEDULES = (
     "releases",
     "discards",
     "contract changes",
+    "rules loosened",
+    "events back by a looser rule",
     "columns new to a contract",
     "columns gone from a contract",
     "columns of another type",
@@ -134,6 +138,7 @@ def in_histories(expected: Expected) -> Counter[str]:
         "out_of_order_event": "misplaced in a file",
         "collision": "collisions",
         "row_rule": "broken row rules",
+        "batch_rejected": "events of rejected batches",
         "malformed_image": "unreadable images",
         "out_of_range": "times out of range",
         "older_epoch": "events of an older epoch",
@@ -153,6 +158,7 @@ def in_histories(expected: Expected) -> Counter[str]:
         reached[event.at.epoch] = max(event.at, reached.get(event.at.epoch, event.at))
         if each.verdict == QUARANTINED and each.reason in reasons:
             found[reasons[str(each.reason)]] += 1
+        found["rows that break a rule and pass"] += each.verdict == ACCEPTED and bool(each.rules)
     accepted = [each.told for each in expected.of(ACCEPTED).values()]
     found["columns that came along"] = sum(expected.came_along(shape) for shape in expected.shapes)
     left_open = (names for shape in expected.shapes for names in expected.left_open(shape).values())

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position, Row, TableShape
 from omnisupport_ingest_tests.oracle.oracle import current_state
-from omnisupport_ingest_tests.proof.tables import Held, held
+from omnisupport_ingest_tests.proof.tables import ContractShape, Held, held
 
 MOVED = "moved"
 
@@ -51,7 +51,25 @@ def versions(events: Iterable[Event], shape: TableShape) -> Iterator[Version]:
         (keyless if event.key is None else lanes[event.key[0]]).append(event)
     for lane, told in lanes.items():
         reaching = [event for event in keyless if event.scope is None or event.scope[0][0] == lane]
-        yield from _of_lane(told + reaching, shape)
+        found = _of_lane(told + reaching, shape)
+        changed_only = isinstance(shape, ContractShape) and shape.changed_only
+        yield from _changes(found) if changed_only else found
+
+
+def _changes(every: Iterable[Version]) -> Iterator[Version]:
+    """Without versions that begin where the one before ends and are like it, by an update or a row read."""
+    by_key: dict[Key, list[Version]] = defaultdict(list)
+    for each in sorted(every, key=lambda each: each.opened_at):
+        last = next(iter(by_key[each.key][-1:]), None)
+        like = last is not None and (last.doubtful, last.values) == (each.doubtful, each.values)
+        if last is not None and like and each.opened_by in "ur" and last.closed_at == each.opened_at:
+            by_key[each.key][-1] = replace(
+                last, closed_at=each.closed_at, closed=each.closed, closed_by=each.closed_by
+            )
+        else:
+            by_key[each.key].append(each)
+    for found in by_key.values():
+        yield from found
 
 
 def _of_lane(events: list[Event], shape: TableShape) -> Iterator[Version]:

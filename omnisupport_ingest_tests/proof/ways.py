@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,6 +33,7 @@ from omnisupport_ingest.sources.manifests.events import land_events
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof import compare
+from omnisupport_ingest_tests.proof.by_alters import prove_alters
 from omnisupport_ingest_tests.proof.by_cursor import prove_by_cursor
 from omnisupport_ingest_tests.proof.by_deliveries import prove_by_deliveries
 from omnisupport_ingest_tests.proof.compare import Difference
@@ -62,7 +63,7 @@ from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
 LANES = 20
 """Histories that go through every way in one home each, at most."""
 
-TERMS = {shape.name: Terms({}, 900, 1000) for shape in SHAPES}
+TERMS = {shape.name: Terms((), 900, 1000) for shape in SHAPES}
 """Contracts that refuse nothing: what the ways differ in is not judging."""
 
 
@@ -363,7 +364,10 @@ OF_EVENTS: Mapping[str, Way] = {each.__name__: each for each in (log, files, man
 OF_ROWS = {"cursor": prove_by_cursor, "deliveries": prove_by_deliveries}
 """The ways that see rows and no events."""
 
-WAYS = (*OF_EVENTS, *OF_ROWS)
+CAPTURE, CURSOR = "capture", "cursor"
+"""The ways whose tables are changed by drawn ALTERs: the first has no other histories."""
+
+WAYS = (*OF_EVENTS, *OF_ROWS, CAPTURE)
 
 
 def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[str] = WAYS) -> int:
@@ -375,8 +379,13 @@ def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[s
     for name in ways:
         turn = Turn.of(name, seeds)
         told = events if name in (*OF_ROWS, log.__name__) else by_debezium(events)
-        if name in OF_ROWS:
+        if name == CAPTURE:
+            differs = prove_alters(seeds, folder / name, spark)
+        elif name in OF_ROWS:
             differs = OF_ROWS[name](told, folder / name, spark, (turn.before, turn.protecting))
+            if name == CURSOR:
+                altered = prove_alters(seeds, folder / "altered", spark, by_cursor=True)
+                differs = chain(differs, altered)
         else:
             brought = brought_in(OF_EVENTS[name], delivered(seeds, told), turn, folder / name, spark)
             differs = differing(brought, told)
