@@ -77,12 +77,13 @@ class Data:
 class Unnamed:
     """A definition that names a table which is to be withdrawn.
 
-    ``file``: its file. ``places``: where it names the table, and what stands there, as JSON.
-    ``document``: the definition without these.
+    ``file``: its file. ``place``: where it names the table. ``entry``: what stands there, as JSON.
+    ``document``: the definition without it.
     """
 
     file: Path
-    places: Mapping[str, str]
+    place: str
+    entry: str
     document: Mapping[str, Any]
 
 
@@ -327,31 +328,19 @@ def _unnamed(settings: Settings, contract: TableContract) -> Unnamed | None:
         return None
     document = read_document(file, ContractError)
     source_of(document, file)
-    places: dict[str, str] = {}
-    if contract.name in document.get("tables", {}):
-        tables = {**document["tables"]}
-        places[f"tables.{contract.name}"] = compact(tables.pop(contract.name))
-        if not tables:
-            raise WithdrawalRefused(
-                f"{contract.name} is the only one of the tables that {file} names.",
-                fix=f"Retire the source: omnisupport-ingest sources retire {contract.source}. Or name in "
-                "`tables` what is to be read instead.",
-            )
-        document = {**document, "tables": tables}
-    events = document.get("events", {})
-    of_table = [
-        each
-        for each in events.get("tables", ())
-        if (each["schema"], each["table"]) == (contract.schema, contract.table)
-    ]
-    if of_table:
-        places["events.tables"] = ", ".join(map(compact, of_table))
-        left = [each for each in events["tables"] if each not in of_table]
-        events = {name: value for name, value in events.items() if name != "tables"}
-        events |= {"tables": left} if left else {}
-        document = {name: value for name, value in document.items() if name != "events"}
-        document |= {"events": events} if events else {}
-    return Unnamed(file, places, document) if places else None
+    if contract.name not in document.get("tables", {}):
+        # ``events.tables`` may name it and stays: without its pattern, events of it would come to the table
+        # of a wider one.
+        return None
+    tables = {**document["tables"]}
+    entry = compact(tables.pop(contract.name))
+    if not tables:
+        raise WithdrawalRefused(
+            f"{contract.name} is the only one of the tables that {file} names.",
+            fix=f"Retire the source: omnisupport-ingest sources retire {contract.source}. Or name in "
+            "`tables` what is to be read instead.",
+        )
+    return Unnamed(file, f"tables.{contract.name}", entry, {**document, "tables": tables})
 
 
 def _refuse_to_leave_a_slot(workspace: Workspace, last: TableContract) -> None:

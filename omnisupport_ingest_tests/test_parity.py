@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -266,7 +267,8 @@ def test_records_are_sent_as_debeziums_server_sends_them(tmp_path: Path) -> None
         consumer = Consumer(settings)
         consumer.assign([TopicPartition("parity.a", number, 0) for number in range(PARTITIONS)])
         found: dict[str, list[Any]] = {}
-        while sum(map(len, found.values())) < 2 * len(JAVAS_PARTITIONS):
+        ends = time.monotonic() + 60
+        while sum(map(len, found.values())) < 2 * len(JAVAS_PARTITIONS) and time.monotonic() < ends:
             for each in consumer.consume(20, 5.0):
                 assert each.error() is None
                 found.setdefault(each.key().decode(), []).append(each)

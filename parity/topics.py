@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from omnisupport_ingest_tests.sources.kafka.broker import Broker
 from parity.debezium import TOPIC
@@ -33,6 +33,7 @@ class Topics:
 
     address: str
     _made: set[str] = field(default_factory=set)
+    _refused: KafkaError | None = None
 
     def __post_init__(self) -> None:
         self._broker = Broker(self.address)
@@ -52,13 +53,19 @@ class Topics:
             key=None if key is None else key.encode(),
             value=None if value is None else value.encode(),
             headers=sent,
+            on_delivery=self._delivered,
         )
         self._producer.poll(0)
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        self._refused = self._refused or error
 
     def flush(self) -> None:
         """Wait until the broker has all records. Raises ``KafkaException`` if it does not take them."""
         if left := self._producer.flush(_FLUSH_SECONDS):
             raise KafkaException(f"The broker has not taken {left} records.")
+        if self._refused is not None:
+            raise KafkaException(self._refused)
 
 
 def write_definition(path: Path, source: str, address: str, modes: Modes) -> None:

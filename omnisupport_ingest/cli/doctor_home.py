@@ -21,7 +21,7 @@ from omnisupport_ingest.contracts.protection import has_policy
 from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.read.loss_account import Verdict, loss_account
-from omnisupport_ingest.runtime.home_lock import in_use
+from omnisupport_ingest.runtime.home_lock import holder, takes_in
 from omnisupport_ingest.runtime.recorded_runs import recorded
 from omnisupport_ingest.sources.postgres.capture.status import source_status
 from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server
@@ -248,7 +248,7 @@ def _size(path: Path) -> int | None:
 def _dagster(workspace: Workspace) -> Iterator[Diagnosis]:
 
     home = workspace.home
-    running = (home.run / "supervisor.lock").exists() and in_use(home)
+    running = (home.run / "supervisor.lock").exists() and takes_in(holder(home))
     storage = workspace.settings.dagster_pg_url
     known = recorded(home.path / "dagster", storage)
     if known is None and storage is not None:

@@ -236,7 +236,8 @@ def _of_landing(document: dict[str, Any]) -> Iterator[Problem]:
     for each in document["sources"]:
         for table in each.get("tables", ()):
             if (problem := table.get("problem")) is not None:
-                hides = (f"quarantine {each['source']}", f"level {each['source']}.")
+                of = each["source"], table["table"]
+                hides = (f"quarantine {of[0]}", f"level {of[0]}.", f"target {of[1]}", f"target late {of[1]}")
                 says, fix = problem["problem"], problem["fix"]
                 yield Problem(f"table {table['table']}", says, fix, broken=True, hides=hides)
         landing, name = each["landing"], each["source"]

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.probes import UP, daemon_hangs
-from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, holder
+from omnisupport_ingest.cli.probes import daemon_hangs
+from omnisupport_ingest.runtime.home_lock import holder, takes_in
 from omnisupport_ingest.runtime.ports import LOOPBACK
 from omnisupport_ingest.runtime.recorded_runs import recorded
 from omnisupport_ingest.runtime.running import running_services, ui_port
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.runtime.recorded_runs import RunSeen
     from omnisupport_ingest.settings import Settings
-
-_TAKING_IN = frozenset({UP, "demo", DAEMON_HOLDS})
-"""Commands that hold the home while they take in what lands. Others hold it, too, so that nothing runs beside
-them, such as `materialize` and `home copy`."""
 
 _GOING_ON_SHOWN = 10
 _ENDED_SHOWN = 3
@@ -54,7 +50,7 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
         sensors = known.sensors
     # Testing a lock that does not exist would create its file.
     held = holder(home) if (run_folder / "supervisor.lock").exists() else None
-    running = held is not None and (held.command is None or held.command in _TAKING_IN)
+    running = takes_in(held)
     return {
         "running": running,
         "held_by": str(held) if held is not None and not running else None,

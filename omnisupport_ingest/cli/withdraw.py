@@ -141,8 +141,7 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
             "contracts then."
         )
     if plan.unnamed is not None:
-        for place, entry in plan.unnamed.places.items():
-            click.echo(f"{plan.unnamed.file}, {place}: {entry} is taken out.")
+        click.echo(f"{plan.unnamed.file}, {plan.unnamed.place}: {plan.unnamed.entry} is taken out.")
     for file, to in plan.to.items():
         beside = "; what was withdrawn earlier under its name stays beside it" if is_numbered(to) else ""
         click.echo(f"{file}: moves to {to}{beside}.")

@@ -20,6 +20,7 @@ from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG, TARGET
+from omnisupport_ingest.targets.standing import last_syncs
 from omnisupport_ingest.targets.sync import sync_target
 from omnisupport_ingest.wording import counted
 
@@ -135,7 +136,10 @@ def _request(
     synced = [metadata[name].value if name in metadata else None for name in (_VERSION, _TABLE, _TARGET)]
     target = _target(contract)
     looked_at = event is not None and now < event.timestamp + LOOK_SECONDS
-    if looked_at and synced == [snapshot.version, snapshot.table_id, target]:
+    last = last_syncs(workspace.home, contract)
+    # A sync by hand has failed since, or its note is of an earlier one.
+    unsettled = last is not None and (last.problem != "" or last.version != snapshot.version)
+    if looked_at and not unsettled and synced == [snapshot.version, snapshot.table_id, target]:
         return None
     attempt = int(now) // RETRY_SECONDS
     return dg.RunRequest(

@@ -29,6 +29,10 @@ EMBEDDED_SERVER = "embedded-postgres"
 DAEMON_HOLDS = "serve daemon"
 """Name of the holder of a home whose services are started one by one."""
 
+_TAKING_IN = frozenset({"up", "demo", DAEMON_HOLDS})
+"""Commands that hold the home while they take in what lands. Others hold it, too, so that nothing runs beside
+them, such as `materialize` and `home copy`."""
+
 _SERVICE = "service-{}"
 
 
@@ -45,6 +49,11 @@ def holder(home: Home, lock: str = SUPERVISOR) -> Holder | None:
 def in_use(home: Home) -> bool:
     """Whether a command has processes running on ``home`` now."""
     return holder(home) is not None
+
+
+def takes_in(held: Holder | None) -> bool:
+    """Whether the holder of a home takes in what lands. None: nobody holds it."""
+    return held is not None and (held.command is None or held.command in _TAKING_IN)
 
 
 class HomeLock:

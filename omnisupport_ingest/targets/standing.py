@@ -7,6 +7,7 @@ known here before the next sync (``target status`` looks at the target itself).
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import encode, read_note
 
 _FOLDER = "targets"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def note_synced(home: Home, contract: TableContract, table_id: str, version: int
 def note_failed(home: Home, contract: TableContract, error: Exception) -> None:
     """Note that a sync of the target of ``contract`` has failed; what it has is as before."""
     now = datetime.now(UTC)
-    before = _read(home, contract) or LastSyncs(_identity(contract))
+    before = last_syncs(home, contract) or LastSyncs(_identity(contract))
     # The message of any other error may have values of rows.
     problem, fix = f"{type(error).__name__} in a sync.", "omnisupport-ingest logs --errors"
     if isinstance(error, IngestError):
@@ -84,7 +87,7 @@ def standing_of(workspace: Workspace, contract: TableContract) -> Standing:
     Raises ``IngestError`` and ``DeltaError`` if the dimension cannot be read.
     """
     policy = _policy(contract)
-    name, last = f"{policy.schema}.{policy.table}", _read(workspace.home, contract)
+    name, last = f"{policy.schema}.{policy.table}", last_syncs(workspace.home, contract)
     snapshot = workspace.dimension(contract).look()
     if snapshot is None:
         return Standing(name, None, None, None, last)
@@ -100,9 +103,9 @@ def standing_of(workspace: Workspace, contract: TableContract) -> Standing:
 
 
 def _first_commit(snapshot: TableSnapshot, version: int) -> datetime | None:
-    """Return when ``version`` was committed, or the newest one if the entry of the other is gone."""
+    """Return when ``version`` was committed, or the newest one if the entry of the other cannot be read."""
     for each in (version, snapshot.version):
-        with suppress(FileNotFoundError):
+        with suppress(OSError, ValueError):
             return committed_at(snapshot.table, each)
     return None
 
@@ -121,7 +124,7 @@ def _file(home: Home, contract: TableContract) -> Path:
     return home.run / _FOLDER / f"{contract.source}.{contract.name}.json"
 
 
-def _read(home: Home, contract: TableContract) -> LastSyncs | None:
+def last_syncs(home: Home, contract: TableContract) -> LastSyncs | None:
     """Return the note about the target of ``contract``; None if there is none, or it is about another."""
     try:
         found = read_note(LastSyncs, _file(home, contract))
@@ -133,7 +136,11 @@ def _read(home: Home, contract: TableContract) -> LastSyncs | None:
 
 def _write(home: Home, contract: TableContract, note: LastSyncs) -> None:
     path = _file(home, contract)
-    # No failpoint: a note for people. If the process dies before it, the note is that of the sync before
-    # until the next one, which the sensor requests within minutes.
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    durable.replace(path, encode(note))
+    try:
+        # No failpoint: a note for people. If the process dies before it, the note is that of the sync before
+        # until the next one, which the sensor requests within minutes.
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        durable.replace(path, encode(note))
+    except OSError as error:
+        # The target has what it has, and an error of the sync says more than this one.
+        _log.warning("%s was not written: %s", path, error.strerror)

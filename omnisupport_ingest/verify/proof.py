@@ -338,11 +338,11 @@ def _compare(
 def require_progress(workspace: Workspace) -> None:
     """Raise ``IngestError`` if neither a platform nor a capture runs that could bring the lake up to the
     source."""
-    from omnisupport_ingest.runtime.home_lock import in_use
+    from omnisupport_ingest.runtime.home_lock import holder, takes_in
     from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
     from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
-    if in_use(workspace.home):
+    if takes_in(holder(workspace.home)):
         return
     try:
         take_lease(workspace.home.run, workspace.settings.source).release()
