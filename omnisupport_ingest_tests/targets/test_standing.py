@@ -15,7 +15,7 @@ from omnisupport_ingest.cli.status import status_document
 from omnisupport_ingest.cli.status_targets import target_facts, targets_document
 from omnisupport_ingest.lake.log import committed_at
 from omnisupport_ingest.targets import sync as syncing
-from omnisupport_ingest.targets.standing import standing_of
+from omnisupport_ingest.targets.standing import note_synced, standing_of
 from omnisupport_ingest.targets.sync import TargetUnavailable
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.layers.story import SECOND, SOURCE, Story
@@ -161,3 +161,11 @@ def test_status_alarms_and_metrics_tell_of_a_target_that_is_late_or_fails(
         assert values(status_document())["target_failing"] == 1
         text = " ".join(command("status").out.split())
         assert "the last sync failed" in text and "hunter2" not in text
+
+
+def test_a_note_that_cannot_be_written_spoils_no_sync(story: Story, warehouse: Warehouse) -> None:
+    (story.workspace.home.run / "targets").write_text("a file where the folder of notes would be")
+    synced = sync(story)
+    assert len(warehouse.rows()) == 40
+    note_synced(story.workspace.home, story.contract, synced.table_id, synced.delta_version)
+    assert standing_of(story.workspace, story.contract).last is None

@@ -14,6 +14,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.targets import LOOK_SECONDS, RETRY_SECONDS, _request
+from omnisupport_ingest.targets.standing import note_failed, note_synced
 from omnisupport_ingest.targets.sync import sync_target
 from omnisupport_ingest_tests.layers.story import SECOND, SOURCE, Story
 from omnisupport_ingest_tests.layers.test_layers import run
@@ -93,6 +94,11 @@ def test_the_sensor_asks_for_another_target_and_for_a_table_that_was_made_anew(
         assert asked(story.contract, LOOK_SECONDS - PATIENCE) is None
         looks = [asked(story.contract, LOOK_SECONDS + late) for late in (1, 1 + RETRY_SECONDS)]
         assert len({each.run_key for each in looks if each is not None}) == 2
+        # A sync by hand has failed since: nobody else would find out that the target is right.
+        note_failed(story.workspace.home, story.contract, OSError("no route"))
+        assert asked(story.contract) is not None
+        note_synced(story.workspace.home, story.contract, synced.table_id, snapshot.version)
+        assert asked(story.contract) is None
         policy = story.contract.target
         assert policy is not None
         elsewhere = asked(replace(story.contract, target=replace(policy, table="other")))
