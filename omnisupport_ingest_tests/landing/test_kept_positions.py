@@ -19,8 +19,8 @@ from omnisupport_ingest.landing.kept_positions import (
     KEPT_SCHEMA,
     identity_hashes,
     keep_positions,
-    keeps_any,
     kept_file,
+    last_kept_window,
 )
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
@@ -117,7 +117,7 @@ def test_no_text_of_an_identity_is_kept(store: LandingStore) -> None:
 def test_what_is_read_follows_the_overlap(store: LandingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = landed(store, [told(lsn, 1, 0) for lsn in range(1, 101)], "one")
     remove(store, batch)
-    assert keeps_any(store.folder)
+    assert last_kept_window(store.folder) == batch.files[0].window
     read: list[int] = []
     positions = first_windows._event_positions
 
@@ -131,7 +131,7 @@ def test_what_is_read_follows_the_overlap(store: LandingStore, monkeypatch: pyte
 
 
 def test_positions_are_kept_once_and_only_before_their_file_is_deleted(store: LandingStore) -> None:
-    assert not keeps_any(store.folder)
+    assert last_kept_window(store.folder) is None
     (part,) = parts(landed(store, [told(5, 1, 0)], "one"))
     keep_positions(store.folder, part)
     kept = kept_file(store.folder, part.path)
@@ -170,4 +170,4 @@ def test_a_damaged_data_file_is_named_and_stays(store: LandingStore) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DamagedBatch, match=path.name):
         keep_positions(store.folder, part)
-    assert not keeps_any(store.folder)
+    assert last_kept_window(store.folder) is None
