@@ -41,6 +41,15 @@ KEPT_SCHEMA = pa.schema(
     ]
 )
 
+_FILE_BYTES, _EVENT_BYTES = 1_400, 20
+"""Approximate bytes of a narrow file without its events, most of them for what Parquet says of its columns;
+and of one event."""
+
+
+def bytes_kept(files: int, events: int) -> int:
+    """Return about how many bytes stay of data ``files`` with ``events`` that have left landing."""
+    return files * _FILE_BYTES + events * _EVENT_BYTES
+
 
 def kept_file(landing: Path, path: str) -> Path:
     """Return the narrow file that stands for the data file ``path``, relative to the folder ``landing``."""

@@ -17,6 +17,7 @@ from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.kept_positions import (
     KEPT_SCHEMA,
+    bytes_kept,
     identity_hashes,
     keep_positions,
     kept_file,
@@ -112,6 +113,25 @@ def test_no_text_of_an_identity_is_kept(store: LandingStore) -> None:
     texts = ['["public","tickets",["1"],"c"]', '["public","tickets",["2"],"c"]', None]
     assert kept["identity"].to_pylist() == identity_hashes(pa.chunked_array([texts])).to_pylist()[:2]
     assert kept.column_names == ["commit_lsn", "ordinal", "identity", "source_ts"]
+
+
+@pytest.mark.parametrize("events", [1, 20, 1000, 20_000])
+def test_what_stays_is_about_as_large_as_the_forecast_counts(store: LandingStore, events: int) -> None:
+    """Small files cost by the file, and most files of a source that is read every few seconds are small."""
+    chance = Random(events)
+    lsns = sorted(chance.sample(range(10**9), events))
+    times = sorted(chance.randrange(1_800_000_000) for _ in range(events))
+    found = [
+        told(lsn, chance.randrange(10**9), 0)._replace(source_ts=NOON + timedelta(microseconds=time))
+        for lsn, time in zip(lsns, times, strict=True)
+    ]
+    with BatchWriter(store, GRID, 1, file_batch_id("one"), clock=lambda: NOON + HOUR) as writer:
+        for each in found:
+            writer.add(each)
+        batch = writer.seal(file=FileSpan("one", "one.jsonl", "", "lsn"))
+    remove(store, batch)
+    kept = sum(kept_file(store.folder, file.path).stat().st_size for file in batch.files)
+    assert bytes_kept(len(batch.files), events) == pytest.approx(kept, rel=0.3)
 
 
 def test_what_is_read_follows_the_overlap(store: LandingStore, monkeypatch: pytest.MonkeyPatch) -> None:
