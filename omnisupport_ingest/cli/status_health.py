@@ -233,6 +233,7 @@ def _of_landing(document: dict[str, Any]) -> Iterator[Problem]:
         if log["capture"] == "FAILED":
             says = f"capture of {name} has failed"
             yield Problem(f"capture {name}", says, f"omnisupport-ingest source status {name}", broken=True)
+    hides: tuple[str, ...]
     for each in document["sources"]:
         for table in each.get("tables", ()):
             if (problem := table.get("problem")) is not None:

@@ -27,6 +27,7 @@ from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY, LANDED_SCHEMA
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.storage import create_exclusively, storage_of
+from omnisupport_ingest.windows import OUT_OF_RANGE
 
 FOLDER = "positions"
 """The folder of landing with the narrow files."""
@@ -39,6 +40,15 @@ KEPT_SCHEMA = pa.schema(
         for name in _READ
     ]
 )
+
+_FILE_BYTES, _EVENT_BYTES = 1_400, 20
+"""Approximate bytes of a narrow file without its events, most of them for what Parquet says of its columns;
+and of one event."""
+
+
+def bytes_kept(files: int, events: int) -> int:
+    """Return about how many bytes stay of data ``files`` with ``events`` that have left landing."""
+    return files * _FILE_BYTES + events * _EVENT_BYTES
 
 
 def kept_file(landing: Path, path: str) -> Path:
@@ -73,10 +83,14 @@ def keep_positions(landing: Path, part: LandedPart) -> None:
         create_exclusively(kept, content)
 
 
-def keeps_any(landing: Path) -> bool:
-    """Whether data files have left the folder ``landing`` of a source whose positions are kept."""
+def last_kept_window(landing: Path) -> str | None:
+    """Return the latest window of which data files have left the folder ``landing`` of a source whose
+    positions are kept; None if none have."""
     folder = landing / FOLDER
-    return next(iter(storage_of(folder).listed(folder)), None) is not None
+    # A data file is named after its window, a number and a token.
+    names = (each.path.stem.rpartition(".")[2] for each in storage_of(folder).listed(folder))
+    windows = (name.rsplit("-", 2)[0] for name in names)
+    return max((each for each in windows if each != OUT_OF_RANGE), default=None)
 
 
 def identity_hashes(identities: pa.ChunkedArray) -> pa.Array:

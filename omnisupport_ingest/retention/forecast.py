@@ -22,6 +22,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.kept_positions import bytes_kept
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.removed import LANDING, Removed
@@ -37,9 +38,6 @@ _LEAST = timedelta(hours=1)
 
 _SAMPLED = 32
 """Batches of each kind from which the size of landing is estimated."""
-
-_POSITION_BYTES = 20
-"""Approximate bytes that stay of an event whose data file left landing, if it was not captured from a log."""
 
 _MANIFEST_BYTES = 3_000
 """Approximate bytes of a manifest, its line in the index, and its folder."""
@@ -132,9 +130,10 @@ def _landing_bytes(workspace: Workspace, source: str) -> int:
     store = workspace.landing(source)
     landed = store.landed()
     events = sum(each.events for each in landed.epochs)
-    gone = sum(each.events for each in Removed.open(workspace, source).of(LANDING).values())
+    removals = Removed.open(workspace, source).of(LANDING).values()
+    gone = sum(each.events for each in removals)
     left = round(max(0, events - gone) * _bytes_per_event(store))
-    kept = 0 if landed.captured else gone * _POSITION_BYTES
+    kept = 0 if landed.captured else bytes_kept(sum(each.files for each in removals), gone)
     return left + kept + landed.count * _MANIFEST_BYTES
 
 

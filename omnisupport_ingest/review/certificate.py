@@ -25,6 +25,8 @@ from omnisupport_ingest.foreign import Unreadable, printable, read_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.log_files import names_bounds_of
 from omnisupport_ingest.lake.sweep import sweep_replaced
+from omnisupport_ingest.landing.kept_positions import FOLDER as POSITIONS
+from omnisupport_ingest.landing.kept_positions import last_kept_window
 from omnisupport_ingest.layers.erasures import CERTIFICATES
 from omnisupport_ingest.layers.events.quarantine_files import named_anywhere
 from omnisupport_ingest.layers.scheduling.pending import pending_windows
@@ -235,6 +237,13 @@ class Remains:
             "rows of targets",
             [f"{each.target.schema}.{each.target.table}" for each, _ in erased if each.target is not None],
             "their next sync sets the columns to NULL",
+        )
+        landing = workspace.landing(source).folder
+        self.add(
+            "hashes in the positions that are kept",
+            [f"{landing.relative_to(workspace.home.path)}/{POSITIONS}"] if last_kept_window(landing) else [],
+            "64 bits over the values of a row without a key or of a snapshot, and of a line that was no "
+            "event: by them somebody who knows all of these values but one could try the last",
         )
 
     def add_withdrawn(self, workspace: Workspace, withdrawn: Sequence[TableContract]) -> None:

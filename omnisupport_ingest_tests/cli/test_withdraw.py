@@ -57,7 +57,7 @@ def folder(kept_in: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 OF_OTHER = {"pattern": "other_*", "schema": "public", "table": "other"}
 OF_NOTES = {"pattern": "o*", "schema": "public", "table": "notes"}
-"""Patterns of files. The first one that matches counts: the wider one would take the files of the other."""
+"""Patterns of files. The first one that matches counts, so the wider would take the files of the other."""
 
 
 def is_kept(folder: Path) -> bool:

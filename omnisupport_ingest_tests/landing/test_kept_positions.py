@@ -17,10 +17,11 @@ from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.kept_positions import (
     KEPT_SCHEMA,
+    bytes_kept,
     identity_hashes,
     keep_positions,
-    keeps_any,
     kept_file,
+    last_kept_window,
 )
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
@@ -114,10 +115,29 @@ def test_no_text_of_an_identity_is_kept(store: LandingStore) -> None:
     assert kept.column_names == ["commit_lsn", "ordinal", "identity", "source_ts"]
 
 
+@pytest.mark.parametrize("events", [1, 20, 1000, 20_000])
+def test_what_stays_is_about_as_large_as_the_forecast_counts(store: LandingStore, events: int) -> None:
+    """Small files cost by the file, and most files of a source that is read every few seconds are small."""
+    chance = Random(events)
+    lsns = sorted(chance.sample(range(10**9), events))
+    times = sorted(chance.randrange(1_800_000_000) for _ in range(events))
+    found = [
+        told(lsn, chance.randrange(10**9), 0)._replace(source_ts=NOON + timedelta(microseconds=time))
+        for lsn, time in zip(lsns, times, strict=True)
+    ]
+    with BatchWriter(store, GRID, 1, file_batch_id("one"), clock=lambda: NOON + HOUR) as writer:
+        for each in found:
+            writer.add(each)
+        batch = writer.seal(file=FileSpan("one", "one.jsonl", "", "lsn"))
+    remove(store, batch)
+    kept = sum(kept_file(store.folder, file.path).stat().st_size for file in batch.files)
+    assert bytes_kept(len(batch.files), events) == pytest.approx(kept, rel=0.3)
+
+
 def test_what_is_read_follows_the_overlap(store: LandingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = landed(store, [told(lsn, 1, 0) for lsn in range(1, 101)], "one")
     remove(store, batch)
-    assert keeps_any(store.folder)
+    assert last_kept_window(store.folder) == batch.files[0].window
     read: list[int] = []
     positions = first_windows._event_positions
 
@@ -131,7 +151,7 @@ def test_what_is_read_follows_the_overlap(store: LandingStore, monkeypatch: pyte
 
 
 def test_positions_are_kept_once_and_only_before_their_file_is_deleted(store: LandingStore) -> None:
-    assert not keeps_any(store.folder)
+    assert last_kept_window(store.folder) is None
     (part,) = parts(landed(store, [told(5, 1, 0)], "one"))
     keep_positions(store.folder, part)
     kept = kept_file(store.folder, part.path)
@@ -170,4 +190,4 @@ def test_a_damaged_data_file_is_named_and_stays(store: LandingStore) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DamagedBatch, match=path.name):
         keep_positions(store.folder, part)
-    assert not keeps_any(store.folder)
+    assert last_kept_window(store.folder) is None

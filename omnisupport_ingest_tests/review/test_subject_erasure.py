@@ -20,6 +20,8 @@ from omnisupport_ingest.contracts.in_force import contracts_in_force, use
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKeys
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.kept_positions import keep_positions
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.erasures import DestroyedKeysLost, refuse_lost
 from omnisupport_ingest.layers.removed import BEGUN, DONE, RAW, Removal
@@ -36,6 +38,7 @@ from omnisupport_ingest_tests.recovery.pipeline import open_workspace
 
 SEALED_WINDOW = "2026-01-01T1100"
 SEALED = "sealed windows with cells that can be read"
+HASHES = "hashes in the positions that are kept"
 CELLS, NOT_SEARCHED = "cells that can be read", "tables whose sealed windows were not searched"
 
 
@@ -232,6 +235,18 @@ def test_every_export_is_named_also_one_that_was_moved_before_another_took_its_p
     assert remains["exports that were written before"]["where"] == [str(export)]
     (moved,) = remains["exports that are not what was written, or not there any more"]["where"]
     assert moved == f"{export} (SHA-256 {sha256(b'Ada in May').hexdigest()})"
+
+
+def test_hashes_that_are_kept_with_positions_are_named(tmp_path: Path) -> None:
+    """Of a row without a key, or of a line that was no event, they are hashes of its values."""
+    story = told(tmp_path, document())
+    assert HASHES not in erased(story)[2]
+    for batch in story.store.manifests():
+        for file in batch.files:
+            keep_positions(story.store.folder, LandedPart.of(batch, file))
+    _, found, remains = erased(story)
+    assert remains[HASHES]["where"] == [f"landing/{SOURCE}/positions"]
+    assert found["state"] == "complete", "nobody can read them"
 
 
 def test_a_killed_command_leaves_who_asked_and_the_windows_that_wait(

@@ -21,6 +21,7 @@ from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.connection import at_place_of
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
+from omnisupport_ingest.sources.query.anew import refresh
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
 from omnisupport_ingest.sources.query.cursor import CursorColumn
@@ -28,7 +29,7 @@ from omnisupport_ingest.sources.query.errors import QueryPaused, QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.state import QueryState
-from omnisupport_ingest.sources.query.sync import SyncReport, refresh, rewind, sync
+from omnisupport_ingest.sources.query.sync import SyncReport, rewind, sync
 from omnisupport_ingest.windows import WindowGrid
 
 _POSTGRES = ("postgresql:", "postgres:", "postgresql+psycopg2:")

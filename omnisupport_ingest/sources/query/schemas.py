@@ -44,7 +44,7 @@ class CursorSchemas:
     def blocks(self, table: TableContract) -> bool:
         """Whether ``table`` must not be read until a person has decided about its changes.
 
-        By a full reading (``sync.refresh``) if the contract says ``block``. If a personal column has the name
+        By a full reading (``anew.refresh``) if the contract says ``block``. If a personal column has the name
         of another one, only the contract can decide.
         """
         changes = [each for each in self._changes.held().changes if each.table == table.name]

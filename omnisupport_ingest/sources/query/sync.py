@@ -13,7 +13,7 @@ minus the lookback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.kept_positions import keeps_any
-from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.advice import propose, read_anew
+from omnisupport_ingest.sources.query.anew import clear_of_sealed
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
 from omnisupport_ingest.sources.query.cursor import (
     NO_CURSOR,
@@ -101,6 +100,7 @@ def sync(
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
+        epoch = clear_of_sealed(inlet, state, epoch, [t for t in inlet.tables if not schemas.blocks(t)])
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
             run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
@@ -114,33 +114,6 @@ def sync(
         return run.report
     finally:
         reader.end()
-
-
-def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
-    """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
-
-    When that reading is finished, rows that only older epochs have are ended. Where windows are given up by
-    age, all rows of it that are older land in the window of this moment. A caller thereby accepts the schema
-    changes of ``tables`` that are known by now.
-    """
-    now = inlet.clock()
-    limited = all(table.retention.raw is not None for table in inlet.tables)
-    # The windows of old rows may be sealed, or be sealed while they are read.
-    rows_from = now if limited or keeps_any(inlet.store.folder) else None
-    epoch = inlet.store.begin_epoch(reason, None, now=now, rows_from=rows_from).number
-    again = {each.full_name for each in tables}
-    for table in inlet.tables:
-        progress = state.progress(table.full_name)
-        half_read = progress is not None and progress.reading is not None and progress.reading.full
-        if table.full_name in again or half_read:
-            state.forget(table.full_name)
-    if all(state.progress(each.full_name) is None for each in inlet.tables):
-        # The cursors of the former database no longer matter, so from now on it may be another database.
-        state.forget_all()
-    # Last: if the process dies before this, the request is made again, and a blocked table is not read
-    # meanwhile.
-    SchemaChanges(inlet.store.folder).accept([each.name for each in tables])
-    return epoch
 
 
 def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:

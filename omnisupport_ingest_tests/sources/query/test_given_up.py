@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.contracts.model import RetentionPolicy
+from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.removed import LANDING, RAW, WindowSealed, refuse_sealed
-from omnisupport_ingest.sources.query.state import FILE
+from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest.sources.query.state import FILE, QueryState
+from omnisupport_ingest.sources.query.sync import SyncReport, sync
 from omnisupport_ingest.windows import KEY_FORMAT, WindowSize
 from omnisupport_ingest_tests.retention.given_up import (
     KEPT,
@@ -22,7 +34,8 @@ from omnisupport_ingest_tests.retention.given_up import (
     take_all,
 )
 from omnisupport_ingest_tests.sources.query.platform_of_desk import Platform
-from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk
+from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, lite_contract
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 OLD_AT = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(days=15)
 OLD = f"timestamptz '{OLD_AT.isoformat()}'"
@@ -131,3 +144,142 @@ def test_a_lost_cursor_costs_a_full_reading_of_which_nothing_changes(
     platform.sync()
     take_all(at, SOURCE, spark)
     assert subjects(platform, spark) == before
+
+
+class Tables:
+    """Tables of SQLite with one old and one new row each, read by their cursor. All of them give up raw after
+    ten days, or ``keep``."""
+
+    def __init__(self, folder: Path, keep: timedelta | None = timedelta(days=10)) -> None:
+        (folder / "landing").mkdir(exist_ok=True)
+        self.file, self.keep = folder / "desk.db", keep
+        self.desk = Desk(None, "", folder / "landing", page_rows=1)
+        self.names: list[str] = []
+
+    def add(self, name: str) -> None:
+        self.names.append(name)
+        with closing(sqlite3.connect(self.file, isolation_level=None)) as base:
+            base.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
+            base.execute(
+                f"INSERT INTO {name} VALUES (1, 'old', datetime('now', '-15 days')),"
+                " (2, 'new', datetime('now'))"
+            )
+
+    def sync(self, pages: int = 99) -> SyncReport:
+        """Read ``pages`` of all tables, one row each."""
+        policy = RetentionPolicy(landing=self.keep, raw=self.keep)
+        tables = tuple(
+            replace(lite_contract(), name=each, table=each, retention=policy) for each in self.names
+        )
+        # It is asked before each page, and once more at the end of a table.
+        left = iter(range(pages))
+        with (
+            closing(DialectReader(f"sqlite:///{self.file}")) as reader,
+            QueryState(self.desk.store.folder) as state,
+        ):
+            inlet = replace(self.desk.inlet(), tables=tables)
+            report = sync(inlet, reader, state, stopped=lambda: next(left, None) is None)
+        assert not report.faults
+        return report
+
+    def landed(self, name: str) -> list[tuple[int, int, str]]:
+        """Epoch, days since its window, and subject of each row of ``name`` that landed."""
+        return [
+            (
+                each["epoch"],
+                (datetime.now(UTC) - self.desk.grid.start_of(each["window"])).days,
+                "old" if '"old"' in each["after"] else "new",
+            )
+            for each in self.desk.events()
+            if each["source_table"] == name and each["op"] == "r"
+        ]
+
+
+def test_a_table_that_a_source_gets_later_lands_clear_of_sealed_windows(tmp_path: Path) -> None:
+    """Its old rows would wait in them, and nobody could release them."""
+    tables = Tables(tmp_path)
+    tables.add("tickets")
+    assert tables.sync().finished
+    # Nothing had been given up when the first table was read.
+    assert tables.landed("tickets") == [(1, 15, "old"), (1, 0, "new")]
+    tables.add("notes")
+    assert tables.sync().finished
+    assert tables.landed("notes") == [(2, 0, "old"), (2, 0, "new")]
+    assert len(tables.landed("tickets")) == 2
+    # Its epoch is young enough for one more, and for what comes.
+    tables.add("calls")
+    assert tables.sync().finished
+    assert tables.landed("calls") == [(2, 0, "old"), (2, 0, "new")]
+    assert len(tables.desk.store.epochs()) == 2
+
+
+def test_a_table_is_read_in_an_epoch_whose_own_window_may_not_be_sealed(tmp_path: Path) -> None:
+    tables = Tables(tmp_path)
+    tables.add("tickets")
+    begun = datetime.now(UTC) - timedelta(days=12)
+    tables.desk.store.begin_epoch("read anew", None, now=begun, rows_from=begun)
+    tables.sync()
+    assert tables.landed("tickets") == [(1, 12, "old"), (1, 0, "new")]
+    tables.add("notes")
+    tables.sync()
+    assert tables.landed("notes") == [(2, 0, "old"), (2, 0, "new")]
+
+
+def test_a_full_reading_that_stops_often_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """The epoch that it needs begins once."""
+    tables = Tables(tmp_path)
+    tables.add("tickets")
+    tables.sync()
+    tables.add("calls")
+    tables.add("notes")
+    for _ in range(20):
+        if tables.sync(pages=10).finished:
+            break
+    assert tables.landed("calls") == tables.landed("notes") == [(2, 0, "old"), (2, 0, "new")]
+    assert len(tables.desk.store.epochs()) == 2
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from omnisupport_ingest_tests.sources.query.test_given_up import Tables
+tables = Tables(Path(sys.argv[1]))
+tables.names = sys.argv[2:]
+tables.sync()
+"""
+
+
+@pytest.mark.parametrize("point", ["query.state.after@notes", "landing.epoch.before", "landing.epoch.after"])
+def test_no_reading_is_in_two_epochs_wherever_the_sync_that_begins_one_is_killed(
+    tmp_path: Path, point: str
+) -> None:
+    """At its end a full reading ends the rows that only older epochs have: also those of its own first
+    half."""
+    tables = Tables(tmp_path, keep=None)
+    tables.add("tickets")
+    tables.sync()
+    tables.add("notes")
+    while not tables.landed("notes"):
+        tables.sync(pages=6)
+    assert tables.landed("notes") == [(1, 15, "old")]
+    tables.keep = timedelta(days=10)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    ends = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path), *tables.names],
+        env={**inherited, VARIABLE: point},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ends.returncode == -signal.SIGKILL, ends.stderr
+    tables.sync()
+    assert tables.landed("notes")[1:] == [(2, 0, "old"), (2, 0, "new")]
+
+
+def test_where_nothing_is_given_up_a_later_table_lands_in_the_windows_of_its_rows(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, keep=None)
+    tables.add("tickets")
+    tables.sync()
+    tables.add("notes")
+    tables.sync()
+    assert tables.landed("notes") == [(1, 15, "old"), (1, 0, "new")]

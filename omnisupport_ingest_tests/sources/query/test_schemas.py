@@ -14,11 +14,12 @@ from omnisupport_ingest.contracts.model import BLOCK, Column
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog import schema_watch
+from omnisupport_ingest.sources.query.anew import refresh
 from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.state import QueryState
-from omnisupport_ingest.sources.query.sync import SyncReport, refresh, sync
+from omnisupport_ingest.sources.query.sync import SyncReport, sync
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract, contract_document
 
 

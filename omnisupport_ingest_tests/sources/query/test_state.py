@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.query.anew import refresh
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.errors import AnotherDatabase
 from omnisupport_ingest.sources.query.events import image_hash
 from omnisupport_ingest.sources.query.state import FILE, LandedVersion, Progress, QueryState
-from omnisupport_ingest.sources.query.sync import refresh
 from omnisupport_ingest_tests.sources.query.tickets import GRID, SOURCE, contract
 
 PLAIN, ENCRYPTED = image_hash('{"id":"1","email":"a@x.org"}'), image_hash('{"id":"1","encrypted:1":"…"}')

@@ -14,11 +14,12 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.load import TableContract, contract_of
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.query.anew import refresh
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.state import QueryState
-from omnisupport_ingest.sources.query.sync import SyncReport, refresh, sync
+from omnisupport_ingest.sources.query.sync import SyncReport, sync
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 TABLE = """

@@ -1,0 +1,103 @@
+"""In which epoch a table is read whole: in a new one if that was requested, or if its old rows would land in
+windows that may be sealed.
+
+A sealed window takes nothing in: what lands in it waits in quarantine, and nobody can release it. So where
+windows are given up by age, an epoch records from when on rows stand in their own windows (``rows_from``);
+older rows land in the window of that moment. A table that a source gets later, that was blocked at its first
+reading, or whose cursor is lost is read in such an epoch without a request.
+
+Here nothing is known of the lake, so a window counts as sealed as soon as it may be. The watermark stands
+while a full reading is not finished, so no window becomes old under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.kept_positions import last_kept_window
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.sources.query.batches import Inlet
+from omnisupport_ingest.sources.query.state import Progress, QueryState
+from omnisupport_ingest.windows import KEY_FORMAT
+
+CLEAR_OF_SEALED = "a table is read whole, and windows of its rows may be sealed"
+"""Reason of an epoch that ``clear_of_sealed`` begins."""
+
+
+def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
+    """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
+
+    When that reading is finished, rows that only older epochs have are ended. Where windows are given up by
+    age, all rows of it that are older land in the window of this moment. A caller thereby accepts the schema
+    changes of ``tables`` that are known by now.
+    """
+    epoch = _begin(inlet, state, {each.full_name for each in tables}, reason)
+    if all(state.progress(each.full_name) is None for each in inlet.tables):
+        # The cursors of the former database no longer matter, so from now on it may be another database.
+        state.forget_all()
+    # Last: if the process dies before this, the request is made again, and a blocked table is not read
+    # meanwhile.
+    SchemaChanges(inlet.store.folder).accept([each.name for each in tables])
+    return epoch.number
+
+
+def clear_of_sealed(
+    inlet: Inlet, state: QueryState, epoch: EpochRecord, tables: Sequence[TableContract]
+) -> EpochRecord:
+    """Return the epoch in which a sync reads ``tables``: ``epoch``, or one that begins now because one of
+    them is read whole and its rows could land in a sealed window of ``epoch``.
+
+    As after ``refresh``, rows of the tables read whole are ended that only older epochs have.
+    """
+    whole = {each.full_name for each in tables if _is_read_whole(state.progress(each.full_name))}
+    if not whole or not _meets_sealed(inlet, epoch):
+        return epoch
+    return _begin(inlet, state, whole, CLEAR_OF_SEALED)
+
+
+def _begin(inlet: Inlet, state: QueryState, whole: Collection[str], reason: str) -> EpochRecord:
+    # First: a half-read table that went on in the new epoch would end the rows that it landed in the old one.
+    for table in inlet.tables:
+        progress = state.progress(table.full_name)
+        half_read = progress is not None and progress.reading is not None and progress.reading.full
+        if table.full_name in whole or half_read:
+            state.forget(table.full_name)
+    now = inlet.clock()
+    # The windows of old rows may be sealed, or be sealed while they are read.
+    given_up = _keep(inlet) is not None or last_kept_window(inlet.store.folder) is not None
+    return inlet.store.begin_epoch(reason, None, now=now, rows_from=now if given_up else None)
+
+
+def _is_read_whole(progress: Progress | None) -> bool:
+    """Whether the next sync begins or continues a full reading of a table."""
+    if progress is None or progress.reading is None:
+        return progress is None or progress.cursor is None
+    return progress.reading.full
+
+
+def _meets_sealed(inlet: Inlet, epoch: EpochRecord) -> bool:
+    """Whether a window may be sealed in which a row of ``epoch`` lands by its time."""
+    grid = inlet.grid
+    lowest = grid.truncate(epoch.rows_from or grid.first)
+    keep, reached = _keep(inlet), _reached(inlet)
+    if keep is not None and reached is not None and lowest + grid.size.length + keep <= reached:
+        return True
+    # Contracts that keep everything today may have given up windows before.
+    kept = last_kept_window(inlet.store.folder)
+    return kept is not None and lowest.strftime(KEY_FORMAT) <= kept
+
+
+def _keep(inlet: Inlet) -> timedelta | None:
+    """Return how long raw of the source is kept; None: without end. The table that needs it longest
+    decides."""
+    limits = [table.retention.raw for table in inlet.tables]
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
+
+
+def _reached(inlet: Inlet) -> datetime | None:
+    """Return the highest watermark that the source has had; None before the first."""
+    return max((each.mark for each in inlet.store.epoch_standings() if each.mark is not None), default=None)
