@@ -14,6 +14,7 @@ from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.subject_keys import SubjectKeysUnreadable
 from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.layers.erasures import DestroyedKeysLost, erased_subjects
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.position import Lsn
@@ -213,3 +214,27 @@ def test_the_old_key_in_a_key_change_is_no_second_subject_without_a_value(story:
     found = look_up_subject(workspace, contract, key_text(["7"]))
     assert found.plain_images == 1
     assert "images of its rows that are of another subject" in {each["what"] for each in found.remains}
+
+
+def test_a_window_is_named_though_only_a_delivered_line_has_the_subject(story: Story) -> None:
+    line = json.dumps({"op": "d", "before": {"id": 9, "title": "ada", "body": "ada 9"}, "after": None})
+    unread = json.dumps({"id": 8, "title": "ada", "body": "ada 8"})
+    (deleted, kept_out) = events(Commit(30, 130, [sent("d", 9, "", ""), sent("u", 8, "", "")]))
+    land(
+        story,
+        deleted._replace(before=key_image(9), envelope=line),
+        kept_out._replace(after=None, envelope=unread, identity='["kept out","files","1","a"]'),
+    )
+    done, certificate = erased(story)
+    assert (done.plain_images, sum(each["count"] for each in certificate["record"])) == (5, 5)
+    assert named_windows(story) == {FIRST, "2026-01-01T1202"}
+
+
+def land(story: Story, *landed: LandedEvent) -> None:
+    """Land ``landed`` as the next batch, as it came."""
+    end = Lsn(landed[-1].commit_lsn)
+    story._seal([*landed], StreamSpan(Lsn(20), end, end, end, 60, START, START))
+
+
+def key_image(number: int) -> str:
+    return f'{{"id":"{number}"}}'
