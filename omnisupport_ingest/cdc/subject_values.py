@@ -84,8 +84,11 @@ def images_of_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> dict[st
     return {name: np.array(sorted(each), np.int64) for name, each in found.items()}
 
 
-def without_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> pa.RecordBatch:
-    """Return ``batch``, judged events, without the values of erased subjects.
+def without_erased(
+    batch: pa.RecordBatch, subjects: ErasedSubjects, *, accepted: bool | None = None
+) -> pa.RecordBatch:
+    """Return ``batch``, judged events, without the values of erased subjects. ``accepted``: whether all are;
+    None: the column ``verdict`` says which.
 
     An accepted event that changes gets the hash of what is left. Its identity loses the hash of what landed,
     also if only its line goes. In quarantine both name the event, so they stay.
@@ -106,21 +109,23 @@ def without_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> pa.Record
                 texts.append(left)
         columns[name] = _put(columns[name], places, texts)
         changed |= {*places}
-    accepted = pc.equal(columns["verdict"], _ACCEPTED)
-    less = pc.and_(accepted, _mask(len(batch), changed))
+    if accepted is None:
+        those = pc.equal(columns["verdict"], _ACCEPTED)
+    else:
+        those = _mask(len(batch), range(len(batch)) if accepted else ())
+    less = pc.and_(those, _mask(len(batch), changed))
     if "envelope" in columns:
         rows = gone["envelope"].tolist()
-        less = pc.or_(
-            less, pc.and_(pc.and_(accepted, _mask(len(batch), rows)), columns["envelope"].is_valid())
-        )
+        lines = pc.and_(_mask(len(batch), rows), columns["envelope"].is_valid())
+        less = pc.or_(less, pc.and_(those, lines))
         columns["envelope"] = _put(columns["envelope"], rows, [None] * len(rows))
     if less.true_count:
         bare = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
         columns["identity"] = pc.if_else(less, bare, columns["identity"])
-    accepted = pc.and_(accepted, _mask(len(batch), changed))
-    if accepted.true_count:
-        hashes = event_hashes(pa.table(columns).filter(accepted))
-        columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], accepted, hashes)
+    hashed = pc.and_(those, _mask(len(batch), changed))
+    if hashed.true_count:
+        hashes = event_hashes(pa.table(columns).filter(hashed))
+        columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], hashed, hashes)
     return pa.RecordBatch.from_arrays(
         [columns[each.name].cast(each.type) for each in batch.schema], schema=batch.schema
     )
