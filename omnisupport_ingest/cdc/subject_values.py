@@ -40,14 +40,18 @@ Of = tuple[str, str]
 class ErasedSubjects:
     """The erased subjects of a ``source``, and its ``tables`` that say whose their rows are. False if nobody
     was erased.
+
+    ``unnamed``: tables with erased subjects of which nothing says whose their rows are any more. Their events
+    lose images and lines whole.
     """
 
     source: str = ""
     tables: Mapping[TableName, SubjectTable] = field(default_factory=dict)
     erased: ErasedIds | None = None
+    unnamed: frozenset[TableName] = frozenset()
 
     def __bool__(self) -> bool:
-        return self.erased is not None and bool(self.tables)
+        return self.erased is not None and bool(self.tables or self.unnamed)
 
     def among(self, subjects: Sequence[Of]) -> list[bool]:
         """Return whether each of ``subjects`` is erased."""
@@ -81,6 +85,10 @@ def images_of_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> dict[st
             gone["envelope"][rest] = _of_lines(lines, table, subjects)
         for name, mask in gone.items():
             found[name] += rows[mask].tolist()
+    for table_name in subjects.unnamed if subjects else ():
+        rows = np.flatnonzero(_of_table(batch, table_name))
+        for name, numbers in found.items():
+            numbers += rows.tolist()
     return {name: np.array(sorted(each), np.int64) for name, each in found.items()}
 
 
@@ -103,7 +111,7 @@ def without_erased(
         places, texts = [], []
         for row in gone[name].tolist():
             text = columns[name][row].as_py()
-            left = emptied(text, tables[row])
+            left = emptied(text, tables[row]) if row in tables else None
             if left != text:
                 places.append(row)
                 texts.append(left)

@@ -277,3 +277,12 @@ def test_an_accepted_event_without_its_line_has_no_hash_of_the_line(tmp_path: Pa
     (row,) = judged(rows, rules(erased(tmp_path, ("person", "ada")), ORDERS))
     assert (row["verdict"], row["envelope"]) == (ACCEPTED, None)
     assert (row["identity"], row["event_hash"]) == ('["public","orders","5"]', 1)
+
+
+def test_events_of_a_table_of_which_nothing_says_whose_they_are_lose_all(tmp_path: Path) -> None:
+    by = rules(erased(tmp_path, ("person", "ada")), PEOPLE)
+    by = replace(by, subjects=replace(by.subjects, unnamed=frozenset({("public", "orders")})))
+    images = {"before": '{"id":"5","address":"x"}', "after": "no image"}
+    (gone, kept) = judged([landed(1, "orders", "5", **images), landed(2, "people", "5", **images)], by)
+    assert (gone["before"], gone["after"], gone["envelope"]) == (None, None, None)
+    assert (kept["before"], kept["envelope"]) == (images["before"], "as delivered")

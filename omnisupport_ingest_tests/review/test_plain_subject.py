@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnisupport_ingest.cdc.protecting import Protections
 from omnisupport_ingest.contracts.in_force import contracts_in_force
-from omnisupport_ingest.contracts.model import ContractError
+from omnisupport_ingest.contracts.model import ContractError, Contracts
 from omnisupport_ingest.contracts.subject_keys import SubjectKeysUnreadable
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.layers.erasures import DestroyedKeysLost, erased_subjects
+from omnisupport_ingest.layers.erasures import DestroyedKeysLost, _named_in, erased_subjects
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.protected_rows import LandedProtection
@@ -155,6 +157,32 @@ def test_without_the_record_nothing_is_judged_as_if_nobody_was_erased(story: Sto
     shutil.rmtree(keys.path.parent)
     with pytest.raises(SubjectKeysUnreadable, match="which subjects are erased"):
         erased_subjects(story.workspace, SOURCE)
+
+
+@pytest.mark.parametrize("withdrawn", [True, False])
+def test_a_table_without_its_contract_brings_nothing_back(story: Story, withdrawn: bool) -> None:
+    erased(story)
+    (file,) = story.contracts.glob("*.json")
+    away = story.contracts.parent / "withdrawn" / f"{SOURCE}.notes.json"
+    away.parent.mkdir()
+    file.rename(away if withdrawn else story.contracts.parent / "lost.json")
+    workspace = replace(story.workspace, contracts=Contracts(()))
+    subjects = erased_subjects(workspace, SOURCE)
+    assert subjects.among([("person", "ada"), ("person", "eve")]) == [True, False]
+    of_table = {("public", "notes")}
+    assert ({*subjects.tables}, subjects.unnamed) == ((of_table, set()) if withdrawn else (set(), of_table))
+    event = events(Commit(50, 200, [sent("u", 1, "ada", "ada")]))[0]
+    left = LandedProtection(Protections.of((), workspace.secrets(())), subjects).of(event).after
+    assert json.loads(left or "null") == ({"id": "1", "title": "ada", "body": None} if withdrawn else None)
+    shutil.rmtree(workspace.subjects.path.parent)
+    with pytest.raises((SubjectKeysUnreadable, DestroyedKeysLost)):
+        erased_subjects(workspace, SOURCE)
+
+
+def test_a_certificate_that_names_no_keys_is_read_once(story: Story) -> None:
+    path = story.workspace.home.path / "certificate.json"
+    path.write_text(json.dumps({"source": SOURCE, "state": "complete"}))
+    assert [_named_in(path, 1, 2) for _ in range(2)] == [(SOURCE, frozenset())] * 2
 
 
 @pytest.mark.parametrize("at_rest", [PLAIN | {"subject": "client"}, {"pii": "plain"}])
