@@ -87,7 +87,7 @@ def images_of_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> dict[st
             found[name] += rows[mask].tolist()
     for table_name in subjects.unnamed if subjects else ():
         rows = np.flatnonzero(_of_table(batch, table_name))
-        for name, numbers in found.items():
+        for numbers in found.values():
             numbers += rows.tolist()
     return {name: np.array(sorted(each), np.int64) for name, each in found.items()}
 

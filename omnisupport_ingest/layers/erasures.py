@@ -212,8 +212,8 @@ def erased_subjects(workspace: Workspace, source: str) -> ErasedSubjects:
 
 
 def _unnamed(workspace: Workspace, source: str, known: Collection[str]) -> frozenset[TableName]:
-    """Return the tables of ``source`` with erased subjects that landed plain, and no contract among ``known``,
-    full names: nobody can say which of their values are of these subjects."""
+    """Return the tables of ``source`` with erased subjects that landed plain, and no contract among
+    ``known``, full names: nobody can say which of their values are of these subjects."""
     names = names_once_erased(workspace.subjects.path)
     tables = (table for (of, table), name in names.items() if of == source and not name.encrypted)
     parts = (table.partition(".") for table in tables if table not in known)

@@ -398,6 +398,25 @@ def found_by_keys_alone(contracts: Collection[TableContract], subject: Subject |
     ]
 
 
+def named_in_lake(workspace: Workspace, contract: TableContract, ids: Collection[bytes]) -> frozenset[Of]:
+    """Return the subjects with keys ``ids`` that rows above raw name, in the tables that share the subject of
+    ``contract``: where landing and raw no longer say who they are."""
+    found = set[Of]()
+    for each in workspace.contracts.of_source(contract.source):
+        column = subject_column_in_lake(each, contract.subject)
+        if column is None or each.subject is None:
+            continue
+        for table in workspace.tables_of(each):
+            for _, path in held_files(table):
+                if column in pq.read_schema(path).names:
+                    rows = pq.read_table(path, columns=[column], partitioning=None)
+                    texts = rows[column].cast(pa.string()).unique().drop_null().to_pylist()
+                    of = [(each.source, each.subject.name, text) for text in texts]
+                    known = zip(of, workspace.subjects.ids_of(of), strict=False)
+                    found |= {(name, text) for (_, name, text), key_id in known if key_id in ids}
+    return frozenset(found)
+
+
 def contracts_with_events(workspace: Workspace, source: str) -> tuple[TableContract, ...]:
     """Return the contracts of ``source`` in force, and the withdrawn ones of other tables. Raises
     ``ContractError`` if the file of one is no contract."""

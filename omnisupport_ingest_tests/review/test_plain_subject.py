@@ -142,6 +142,20 @@ def test_what_the_source_sends_later_makes_no_window_stale_but_after_a_killed_co
     assert RulesVersions(story.workspace, SOURCE).apart() == before
 
 
+def test_a_certificate_is_completed_though_retention_has_removed_what_said_whose_the_row_is(
+    story: Story,
+) -> None:
+    first, before = erased(story)
+    for file in (story.workspace.home.landing / SOURCE).rglob("*.parquet"):
+        file.unlink()
+    done, after = erased(story)
+    assert (done.certificate, done.state) == (first.certificate, "complete")
+    assert (after["keys"]["ids"], after["record"]) == (before["keys"]["ids"], [])
+    # A mistyped key has no certificate.
+    with pytest.raises(ErasureRefused, match="has no row with that key"):
+        erased(story, "77")
+
+
 def test_without_the_record_nothing_is_judged_as_if_nobody_was_erased(story: Story) -> None:
     keys = story.workspace.subjects
     erased(story, "3")
