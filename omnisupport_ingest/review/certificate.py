@@ -104,8 +104,8 @@ def read_earlier(path: Path) -> Earlier | None:
 def earlier_ids(workspace: Workspace, contract: TableContract, key_sha256: str) -> frozenset[bytes]:
     """Return the ids of the keys in the newest certificate of the subject of that row; empty without one.
 
-    By it an erasure goes on when landing and raw no longer say whose the row is. A certificate that is damaged,
-    or that a killed command left before any key was erased, is passed over.
+    By it an erasure goes on when landing and raw no longer say whose the row is. A certificate that is
+    damaged, or that a killed command left before any key was erased, is passed over.
     """
     found = dict[str, frozenset[bytes]]()
     folder = workspace.home.path / CERTIFICATES

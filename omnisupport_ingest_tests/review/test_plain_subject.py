@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,6 +229,24 @@ def test_what_landed_is_shown_without_the_values_of_erased_subjects(story: Story
     commit = Commit(50, 200, [sent("u", 1, "ada", "ada"), sent("c", 9, "eve", "eve")])
     after = [json.loads(shown.of(each).after or "") for each in events(commit)]
     assert [(each["title"], each["body"]) for each in after] == [("ada", None), ("eve", "eve")]
+
+
+def test_who_follows_what_lands_sees_no_value_of_who_is_erased_meanwhile(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(story.workspace.home.path))
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(story.contracts))
+    follow = ("-m", "omnisupport_ingest.cli.main", "landing", "tail", "--source", SOURCE, "-n", "1", "-f")
+    with subprocess.Popen([sys.executable, *follow], stdout=subprocess.PIPE, text=True) as following:
+        try:
+            assert following.stdout is not None
+            assert json.loads(following.stdout.readline())["after"]["body"] == "eve 4"
+            erased(story)
+            story.land(Commit(30, 62, [sent("u", 1, "ada", "ada again")]))
+            shown = json.loads(following.stdout.readline())["after"]
+            assert shown == {"id": "1", "title": "ada", "body": None}
+        finally:
+            following.kill()
 
 
 def test_the_command_says_what_is_recorded_and_what_landing_keeps(
