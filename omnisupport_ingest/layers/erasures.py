@@ -21,7 +21,7 @@ import pyarrow as pa
 from omnisupport_ingest.cdc.erasing import Erasures, KeyPlace, Span
 from omnisupport_ingest.cdc.subject_values import ErasedSubjects
 from omnisupport_ingest.contracts.at_rest import subject_tables
-from omnisupport_ingest.contracts.erased_subjects import names_once_erased
+from omnisupport_ingest.contracts.erased_subjects import ErasedName, names_once_erased
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
@@ -209,6 +209,23 @@ def erased_subjects(workspace: Workspace, source: str) -> ErasedSubjects:
         return ErasedSubjects()
     erased = workspace.subjects.erased()
     return ErasedSubjects() if erased is None else ErasedSubjects(source, tables, erased, unnamed)
+
+
+def note_joined_tables(workspace: Workspace, source: str) -> None:
+    """Record the name of the subject of tables of ``source`` whose contracts share it since it was erased:
+    such a table may not leave it either, or name it otherwise.
+
+    Raises ``ErasedSubjectsUnreadable`` and ``SubjectKeysUnreadable``.
+    """
+    names = names_once_erased(workspace.subjects.path)
+    erased = {each.name for (of, _), each in names.items() if of == source}
+    joined = {
+        each.full_name: ErasedName(each.subject.name, each.subject.encrypted)
+        for each in workspace.contracts.of_source(source)
+        if each.subject is not None and each.subject.name in erased and (source, each.full_name) not in names
+    }
+    if joined:
+        workspace.subjects.note_names(source, joined)
 
 
 def _unnamed(workspace: Workspace, source: str, known: Collection[str]) -> frozenset[TableName]:

@@ -20,6 +20,7 @@ from omnisupport_ingest.contracts.subject_keys import SubjectKeysUnreadable
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.layers.erasures import DestroyedKeysLost, _named_in, erased_subjects
+from omnisupport_ingest.layers.events.judging_rules import rules_in_force
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.protected_rows import LandedProtection
@@ -208,6 +209,21 @@ def test_an_erased_subject_keeps_its_name(story: Story, at_rest: Any) -> None:
     with pytest.raises(ContractError, match="would be readable again") as problem:
         contracts_in_force(story.workspace.settings)
     assert '"pii": "plain" and "subject": "person"' in problem.value.fix
+
+
+def test_a_table_that_shares_the_subject_after_its_erasure_keeps_its_name(story: Story) -> None:
+    erased(story)
+    joined = document(PLAIN)
+    joined["title"], joined["x-cdc"]["table"] = "Letters", "letters"
+    file = story.contracts / "letters.json"
+    file.write_text(json.dumps(joined))
+    workspace = open_workspace(story.contracts.parent)
+    assert len(workspace.contracts.of_source(SOURCE)) == 2
+    rules_in_force(workspace, SOURCE, RulesVersions(workspace, SOURCE), workspace.raw(SOURCE).open(), ())
+    joined["x-cdc"]["at_rest"] |= {"subject": "writer"}
+    file.write_text(json.dumps(joined))
+    with pytest.raises(ContractError, match="public.letters belong to the subject 'writer'"):
+        contracts_in_force(story.workspace.settings)
 
 
 def test_an_erased_subject_may_land_encrypted_from_then_on(story: Story) -> None:
