@@ -202,12 +202,10 @@ def erased_subjects(workspace: Workspace, source: str) -> ErasedSubjects:
     if tables and not plain and not workspace.subjects.made:
         # If a key is missing, decrypting raises the error.
         return ErasedSubjects()
+    erased = workspace.subjects.erased() if tables or unnamed else None
     if plain or not tables:
         # Without a contract only certificates say that somebody was erased.
         _refuse_revived(workspace, source)
-    if not tables and not unnamed:
-        return ErasedSubjects()
-    erased = workspace.subjects.erased()
     return ErasedSubjects() if erased is None else ErasedSubjects(source, tables, erased, unnamed)
 
 

@@ -220,7 +220,7 @@ def test_a_table_that_shares_the_subject_after_its_erasure_keeps_its_name(story:
     workspace = open_workspace(story.contracts.parent)
     assert len(workspace.contracts.of_source(SOURCE)) == 2
     rules_in_force(workspace, SOURCE, RulesVersions(workspace, SOURCE), workspace.raw(SOURCE).open(), ())
-    joined["x-cdc"]["at_rest"] |= {"subject": "writer"}
+    joined["x-cdc"]["at_rest"] = PLAIN | {"subject": "writer"}
     file.write_text(json.dumps(joined))
     with pytest.raises(ContractError, match="public.letters belong to the subject 'writer'"):
         contracts_in_force(story.workspace.settings)
