@@ -259,7 +259,8 @@ def _with_revived_keys(workspace: Workspace, source: str) -> list[str]:
             continue
         if of == source:
             named[path.name] = ids
-    destroyed = workspace.subjects.destroyed({each for ids in named.values() for each in ids})
+    every = {each for ids in named.values() for each in ids}
+    destroyed = workspace.subjects.destroyed(every) if every else set()
     return [name for name, ids in named.items() if ids - destroyed]
 
 
