@@ -345,6 +345,8 @@ def wanted_images(path: Path, contract: TableContract, wanted: Wanted) -> Iterat
     None for one that cannot be read, and for a delivered line."""
     names = pq.read_schema(path).names
     rows = pq.read_table(path, columns=[each for each in _READ if each in names], partitioning=None)
+    if _DELIVERED not in names:
+        rows = rows.append_column(_DELIVERED, pa.nulls(rows.num_rows, pa.string()))
     matching = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
     if "source_table" in names:
         matching = pc.and_(matching, pc.equal(rows["source_table"], contract.table))
