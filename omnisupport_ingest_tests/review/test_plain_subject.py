@@ -222,7 +222,7 @@ def test_a_table_that_shares_the_subject_after_its_erasure_keeps_its_name(story:
     rules_in_force(workspace, SOURCE, RulesVersions(workspace, SOURCE), workspace.raw(SOURCE).open(), ())
     joined["x-cdc"]["at_rest"] = PLAIN | {"subject": "writer"}
     file.write_text(json.dumps(joined))
-    with pytest.raises(ContractError, match="public.letters belong to the subject 'writer'"):
+    with pytest.raises(ContractError, match="letters belong to the subject 'writer'"):
         contracts_in_force(story.workspace.settings)
 
 
