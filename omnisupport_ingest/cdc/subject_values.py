@@ -9,7 +9,7 @@ found, and those that nobody called personal. All others are NULL, and the fold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,14 +40,18 @@ Of = tuple[str, str]
 class ErasedSubjects:
     """The erased subjects of a ``source``, and its ``tables`` that say whose their rows are. False if nobody
     was erased.
+
+    ``unnamed``: tables with erased subjects of which nothing says whose their rows are any more. Their events
+    lose images and lines whole.
     """
 
     source: str = ""
     tables: Mapping[TableName, SubjectTable] = field(default_factory=dict)
     erased: ErasedIds | None = None
+    unnamed: frozenset[TableName] = frozenset()
 
     def __bool__(self) -> bool:
-        return self.erased is not None and bool(self.tables)
+        return self.erased is not None and bool(self.tables or self.unnamed)
 
     def among(self, subjects: Sequence[Of]) -> list[bool]:
         """Return whether each of ``subjects`` is erased."""
@@ -57,7 +61,10 @@ class ErasedSubjects:
 
 def images_of_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> dict[str, Rows]:
     """Return by image (``before``, ``after``) the numbers of the events of ``batch`` in which it is of an
-    erased subject; and by ``envelope`` those of which such an image, or the key, says so."""
+    erased subject; and by ``envelope`` those of which such an image, the key or the delivered line says so.
+
+    A line may hold more than the images: of a delete that lands its key alone, or of a row that was kept out.
+    """
     found: dict[str, list[int]] = {name: [] for name in (*_IMAGES, "envelope")}
     for table_name, table in subjects.tables.items() if subjects else ():
         rows = np.flatnonzero(_of_table(batch, table_name))
@@ -72,16 +79,27 @@ def images_of_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> dict[st
         gone = {name: np.array([of is not None and known[of] for of in each]) for name, each in whose.items()}
         gone["envelope"] = np.array([of is not None and known[of] for of in by_key])
         gone["envelope"] |= gone["before"] | gone["after"]
+        if "envelope" in batch.schema.names:
+            rest = np.flatnonzero(~gone["envelope"])
+            lines = batch.column("envelope").take(pa.array(rows[rest]))
+            gone["envelope"][rest] = _of_lines(lines, table, subjects)
         for name, mask in gone.items():
             found[name] += rows[mask].tolist()
+    for table_name in subjects.unnamed if subjects else ():
+        rows = np.flatnonzero(_of_table(batch, table_name))
+        for numbers in found.values():
+            numbers += rows.tolist()
     return {name: np.array(sorted(each), np.int64) for name, each in found.items()}
 
 
-def without_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> pa.RecordBatch:
-    """Return ``batch``, judged events, without the values of erased subjects.
+def without_erased(
+    batch: pa.RecordBatch, subjects: ErasedSubjects, *, accepted: bool | None = None
+) -> pa.RecordBatch:
+    """Return ``batch``, judged events, without the values of erased subjects. ``accepted``: whether all are;
+    None: the column ``verdict`` says which.
 
-    An accepted event that changes gets the hash of what is left, and its identity loses the hash of what
-    landed. In quarantine both name the event, so they stay.
+    An accepted event that changes gets the hash of what is left. Its identity loses the hash of what landed,
+    also if only its line goes. In quarantine both name the event, so they stay.
     """
     gone = images_of_erased(batch, subjects)
     if not len(gone["envelope"]):
@@ -93,23 +111,29 @@ def without_erased(batch: pa.RecordBatch, subjects: ErasedSubjects) -> pa.Record
         places, texts = [], []
         for row in gone[name].tolist():
             text = columns[name][row].as_py()
-            left = emptied(text, tables[row])
+            left = emptied(text, tables[row]) if row in tables else None
             if left != text:
                 places.append(row)
                 texts.append(left)
         columns[name] = _put(columns[name], places, texts)
         changed |= {*places}
+    if accepted is None:
+        those = pc.equal(columns["verdict"], _ACCEPTED)
+    else:
+        those = _mask(len(batch), range(len(batch)) if accepted else ())
+    less = pc.and_(those, _mask(len(batch), changed))
     if "envelope" in columns:
         rows = gone["envelope"].tolist()
+        lines = pc.and_(_mask(len(batch), rows), columns["envelope"].is_valid())
+        less = pc.or_(less, pc.and_(those, lines))
         columns["envelope"] = _put(columns["envelope"], rows, [None] * len(rows))
-    mask = np.zeros(len(batch), np.bool_)
-    mask[[*changed]] = True
-    accepted = pc.and_(pa.array(mask), pc.equal(columns["verdict"], _ACCEPTED))
-    if accepted.true_count:
+    if less.true_count:
         bare = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
-        columns["identity"] = pc.if_else(accepted, bare, columns["identity"])
-        hashes = event_hashes(pa.table(columns).filter(accepted))
-        columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], accepted, hashes)
+        columns["identity"] = pc.if_else(less, bare, columns["identity"])
+    hashed = pc.and_(those, _mask(len(batch), changed))
+    if hashed.true_count:
+        hashes = event_hashes(pa.table(columns).filter(hashed))
+        columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], hashed, hashes)
     return pa.RecordBatch.from_arrays(
         [columns[each.name].cast(each.type) for each in batch.schema], schema=batch.schema
     )
@@ -144,6 +168,16 @@ def _whose(images: pa.StringArray, keys: Sequence[str | None], table: SubjectTab
     return found
 
 
+def _of_lines(lines: pa.StringArray, table: SubjectTable, subjects: ErasedSubjects) -> npt.NDArray[np.bool_]:
+    """Return which of the delivered ``lines`` name an erased subject."""
+    if lines.null_count == len(lines):
+        return np.zeros(len(lines), np.bool_)
+    said = [table.said_in_line(line) for line in lines.to_pylist()]
+    distinct = [*{of for each in said for of in each}]
+    known = dict(zip(distinct, subjects.among(distinct), strict=True))
+    return np.array([any(known[of] for of in each) for each in said], np.bool_)
+
+
 def _of_table(batch: pa.RecordBatch, table_name: TableName) -> npt.NDArray[np.bool_]:
     """Return which events of ``batch`` are of rows of the table."""
     schema, table = table_name
@@ -169,6 +203,11 @@ def _put(column: pa.Array, rows: Sequence[int], values: Sequence[str | None]) ->
     """Return ``column`` with ``values`` in ``rows``, ascending."""
     if not rows:
         return column
-    mask = np.zeros(len(column), np.bool_)
+    return pc.replace_with_mask(column, _mask(len(column), rows), pa.array(values, column.type))
+
+
+def _mask(count: int, rows: Collection[int]) -> pa.BooleanArray:
+    """Return ``count`` marks, true of ``rows``."""
+    mask = np.zeros(count, np.bool_)
     mask[[*rows]] = True
-    return pc.replace_with_mask(column, pa.array(mask), pa.array(values, column.type))
+    return pa.array(mask)

@@ -202,7 +202,10 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
             else:
                 new = [batch_id for batch_id, _ in now.batches]
             news = now
-            for batch_id in [each for each in new if each not in seen]:
+            if new := [each for each in new if each not in seen]:
+                # Somebody may have been erased since.
+                printer.protect_anew()
+            for batch_id in new:
                 seen.add(batch_id)
                 batch = store.read(batch_id)
                 for event in events_of(store, batch, table):
@@ -258,8 +261,12 @@ class _Printer:
 
     def __init__(self, store: LandingStore) -> None:
         self._store = store
-        self._protection = LandedProtection.open(open_settings(), store.source)
         self._origins: dict[str, Origin] = {}
+        self.protect_anew()
+
+    def protect_anew(self) -> None:
+        """Read again which values are not shown: the contracts, and who is erased."""
+        self._protection = LandedProtection.open(open_settings(), self._store.source)
 
     def print(self, batch: Manifest, event: LandedEvent) -> None:
 

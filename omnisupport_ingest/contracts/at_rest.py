@@ -11,7 +11,7 @@ subject removes the same columns, after judging (``cdc.subject_values``).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
 from omnisupport_ingest.contracts.names import TableName, row_subject
 from omnisupport_ingest.contracts.pg_types import spelling
+from omnisupport_ingest.foreign import Unreadable, texts_only
 
 ENCRYPTED = "encrypted"
 
@@ -103,6 +104,28 @@ class SubjectTable:
         if text is None and key is not None and self.is_key:
             text = _only_text(key)
         return (self.name, text) if text is not None else (row_subject(self.full_name), key or "")
+
+    def said_in_line(self, line: str | None) -> list[tuple[str, str]]:
+        """Return kind and value of each subject that a delivered line names; empty if it cannot be read."""
+        said = (row.get(self.column) for row in rows_in_line(line))
+        return [(self.name, each) for each in dict.fromkeys(said) if isinstance(each, str)]
+
+
+def rows_in_line(line: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a delivered line that may be a row: the line, and the images of a change. None if
+    the line is no JSON."""
+    try:
+        document = texts_only(line or "")
+    except Unreadable:
+        return
+    if not isinstance(document, dict):
+        return
+    yield document
+    for change in (document, document.get("payload")):
+        if isinstance(change, dict):
+            yield from (each for name in ("after", "before") if isinstance(each := change.get(name), dict))
+            if change is not document:
+                yield change
 
 
 def subject_tables(contracts: Sequence[TableContract]) -> dict[TableName, SubjectTable]:

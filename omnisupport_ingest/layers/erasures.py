@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -21,6 +21,8 @@ import pyarrow as pa
 from omnisupport_ingest.cdc.erasing import Erasures, KeyPlace, Span
 from omnisupport_ingest.cdc.subject_values import ErasedSubjects
 from omnisupport_ingest.contracts.at_rest import subject_tables
+from omnisupport_ingest.contracts.erased_subjects import ErasedName, names_once_erased
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, read_file
@@ -185,27 +187,52 @@ def _refuse_lost_keys(
 
 
 def erased_subjects(workspace: Workspace, source: str) -> ErasedSubjects:
-    """Return the erased subjects whose values the events of ``source`` lose, also those of withdrawn tables.
+    """Return the erased subjects whose values the events of ``source`` lose, also those of withdrawn tables,
+    and the tables with erased subjects of which no contract says whose their rows are any more.
 
     Call it after the versions were read: an erasure names its windows first, so a window that is judged
     without knowing of it is judged again. Raises ``SubjectKeysUnreadable`` and ``DestroyedKeysLost`` if
     values land plain, and who was erased is not known any more.
     """
-    contracts = workspace.contracts.of_source(source)
-    named = [each for each in contracts if each.subject is not None]
-    if not named:
-        return ErasedSubjects()
-    if all(each.encrypted_subject is not None for each in named) and not workspace.subjects.made:
+    withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
+    of_source = [each for each in withdrawn if each.source == source]
+    tables = subject_tables(named := [*of_source, *workspace.contracts.of_source(source)])
+    unnamed = _unnamed(workspace, source, {each.full_name for each in tables.values()})
+    plain = any(each.subject is not None and not each.subject.encrypted for each in named) or bool(unnamed)
+    if tables and not plain and not workspace.subjects.made:
         # If a key is missing, decrypting raises the error.
         return ErasedSubjects()
-    erased = workspace.subjects.erased()
-    if any(each.encrypted_subject is None for each in named):
+    erased = workspace.subjects.erased() if tables or unnamed else None
+    if plain or not tables:
+        # Without a contract only certificates say that somebody was erased.
         _refuse_revived(workspace, source)
-    if erased is None:
-        return ErasedSubjects()
-    withdrawn = (each for each in readable_withdrawn(workspace.settings, workspace.contracts))
-    of_source = [each for each in withdrawn if each.source == source]
-    return ErasedSubjects(source, subject_tables([*of_source, *contracts]), erased)
+    return ErasedSubjects() if erased is None else ErasedSubjects(source, tables, erased, unnamed)
+
+
+def note_joined_tables(workspace: Workspace, source: str) -> None:
+    """Record the name of the subject of tables of ``source`` whose contracts share it since it was erased:
+    such a table may not leave it either, or name it otherwise.
+
+    Raises ``ErasedSubjectsUnreadable`` and ``SubjectKeysUnreadable``.
+    """
+    names = names_once_erased(workspace.subjects.path)
+    erased = {each.name for (of, _), each in names.items() if of == source}
+    joined = {
+        each.full_name: ErasedName(each.subject.name, each.subject.encrypted)
+        for each in workspace.contracts.of_source(source)
+        if each.subject is not None and each.subject.name in erased and (source, each.full_name) not in names
+    }
+    if joined:
+        workspace.subjects.note_names(source, joined)
+
+
+def _unnamed(workspace: Workspace, source: str, known: Collection[str]) -> frozenset[TableName]:
+    """Return the tables of ``source`` with erased subjects that landed plain, and no contract among
+    ``known``, full names: nobody can say which of their values are of these subjects."""
+    names = names_once_erased(workspace.subjects.path)
+    tables = (table for (of, table), name in names.items() if of == source and not name.encrypted)
+    parts = (table.partition(".") for table in tables if table not in known)
+    return frozenset((schema, table) for schema, _, table in parts)
 
 
 def _refuse_revived(workspace: Workspace, source: str) -> None:
@@ -227,12 +254,13 @@ def _with_revived_keys(workspace: Workspace, source: str) -> list[str]:
         try:
             found = path.stat()
             of, ids = _named_in(path, found.st_mtime_ns, found.st_size)
-        except (OSError, Unreadable, ValueError, KeyError, TypeError):
-            # Of a row, or of a former version, or damaged: the command that continues it says so.
+        except (OSError, Unreadable, ValueError, KeyError, TypeError, AttributeError):
+            # Of a former version, or damaged: the command that continues it says so.
             continue
         if of == source:
             named[path.name] = ids
-    destroyed = workspace.subjects.destroyed({each for ids in named.values() for each in ids})
+    every = {each for ids in named.values() for each in ids}
+    destroyed = workspace.subjects.destroyed(every) if every else set()
     return [name for name, ids in named.items() if ids - destroyed]
 
 
@@ -241,7 +269,9 @@ def _named_in(path: Path, modified_ns: int, size: int) -> tuple[str, frozenset[b
     """Return source and ids of the erased keys in a certificate. It is read again when it has changed."""
     del modified_ns, size
     certificate = json.loads(read_file(path))
-    return certificate["source"], frozenset(bytes.fromhex(each) for each in certificate["keys"]["ids"])
+    # Those of rows, and of commands that were killed, name no keys.
+    ids = certificate.get("keys", {}).get("ids", ())
+    return certificate["source"], frozenset(bytes.fromhex(each) for each in ids)
 
 
 def _order(span: Span) -> tuple[object, ...]:

@@ -1,7 +1,8 @@
 """Finds the images of a subject that landed plain, in landing and raw, in every table of the source.
 
-Such an image says itself whose it is, or its row does (``SubjectTable.whose``), as in judging. Every file of
-the source is read; an image is parsed only if it may be one that is looked for.
+Such an image says itself whose it is, or its row does (``SubjectTable.whose``), as in judging. Where no image
+of an event has values, its delivered line may: of a delete that landed its key alone, or of a row that was
+kept out. Every file of the source is read; a text is parsed only if it may be one that is looked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import reduce
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,13 +23,14 @@ from omnisupport_ingest.cdc.subject_values import Of, emptied
 from omnisupport_ingest.contracts.at_rest import SubjectTable, subject_tables
 from omnisupport_ingest.contracts.encrypted_images import MARK
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.names import row_subject
+from omnisupport_ingest.contracts.names import TableName, row_subject
 from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import former_raw_events, landed_events
 
 _IMAGES = ("before", "after")
-_READ = ["op", "source_schema", "source_table", "key", *_IMAGES]
+_LINE = "envelope"
+_READ = ["op", "source_schema", "source_table", "key", *_IMAGES, _LINE]
 
 Row = tuple[str, str, str]
 """Schema, table, and the text of a row's key."""
@@ -62,10 +65,11 @@ class Sought:
 
 @dataclass(frozen=True, slots=True)
 class PlainImage:
-    """An image that landed plain.
+    """An image that landed plain, or a delivered line.
 
     ``window``: empty of a former file of raw. ``row``: None if its key could not be read. ``of``: its
-    subject. ``personal``: whether it has a value that an erasure of the subject removes, or cannot be read.
+    subject. ``personal``: whether it has a value that an erasure of the subject removes, or cannot be
+    read; a line is.
     """
 
     layer: str
@@ -93,19 +97,36 @@ def plain_images(
             events = batch.filter(pc.and_(of_table, rows))
             if not events.num_rows:
                 continue
-            for image in _IMAGES:
-                for key, text in _candidates(events, image, sought, (table_name, table)):
-                    row = None if key is None else (schema, name, key)
-                    of = table.whose((read_image(text) or {}).get(table.column), key)
-                    if sought.holds(row, of):
-                        personal = emptied(text, table) != text
-                        yield PlainImage(layer, path, window, row, of, personal)
+            for row, of, personal in _in_events(events, sought, (table_name, table)):
+                yield PlainImage(layer, path, window, row, of, personal)
+
+
+def _in_events(
+    events: pa.RecordBatch, sought: Sought, table: tuple[TableName, SubjectTable]
+) -> Iterator[tuple[Row | None, Of, bool]]:
+    """Yield row, subject and ``personal`` of the images in ``events`` of one table that are looked for."""
+    (schema, name), subject_table = table
+    with_values = set[int]()
+    for image in (*_IMAGES, _LINE):
+        for number, key, text in _candidates(events, image, sought, table):
+            row = None if key is None else (schema, name, key)
+            if image == _LINE:
+                if number not in with_values:
+                    of_line = subject_table.said_in_line(text) or [subject_table.whose(None, key)]
+                    yield from ((row, of, True) for of in of_line if sought.holds(row, of))
+                continue
+            of = subject_table.whose((read_image(text) or {}).get(subject_table.column), key)
+            if sought.holds(row, of):
+                personal = emptied(text, subject_table) != text
+                if personal:
+                    with_values.add(number)
+                yield row, of, personal
 
 
 def _candidates(
-    events: pa.RecordBatch, image: str, sought: Sought, of: tuple[tuple[str, str], SubjectTable]
-) -> Iterator[tuple[str | None, str]]:
-    """Yield key and text of the plain images ``image`` of ``events`` that may be looked for."""
+    events: pa.RecordBatch, image: str, sought: Sought, of: tuple[TableName, SubjectTable]
+) -> Iterator[tuple[int, str | None, str]]:
+    """Yield number, key and text of the plain images ``image`` of ``events`` that may be looked for."""
     table_name, table = of
     images = events.column(image)
     keys = pa.array(sorted(sought.keys(table_name, table)), pa.string())
@@ -114,5 +135,6 @@ def _candidates(
     named = (pc.match_substring(images, part) for part in parts)
     may = reduce(pc.or_, named, pc.is_in(events.column("key"), keys))
     plain = pc.and_not(pc.fill_null(may, False), pc.fill_null(pc.match_substring(images, MARK), True))
-    found = events.filter(plain)
-    yield from zip(found.column("key").to_pylist(), found.column(image).to_pylist(), strict=True)
+    numbers = np.flatnonzero(plain.to_numpy(zero_copy_only=False))
+    found = events.select(["key", image]).take(pa.array(numbers))
+    yield from zip(numbers.tolist(), *(each.to_pylist() for each in found.columns), strict=True)

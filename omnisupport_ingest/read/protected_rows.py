@@ -93,8 +93,13 @@ class LandedProtection:
         )
 
     def _without_erased(self, event: LandedEvent) -> LandedEvent:
-        table = self.subjects.tables.get((event.source_schema, event.source_table)) if self.subjects else None
-        if table is None or event.op in WITHOUT_VALUES:
+        table_name = event.source_schema, event.source_table
+        table = self.subjects.tables.get(table_name) if self.subjects else None
+        if event.op in WITHOUT_VALUES:
+            return event
+        if self.subjects and table_name in self.subjects.unnamed:
+            return event._replace(before=None, after=None)
+        if table is None:
             return event
         images = (event.before, event.after)
         whose = [table.whose((read_image(each) or {}).get(table.column), event.key) for each in images]

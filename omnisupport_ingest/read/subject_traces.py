@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.subject_values import Of
-from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
+from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns, rows_in_line
 from omnisupport_ingest.contracts.encrypted_images import MARK, key_id
 from omnisupport_ingest.contracts.model import Subject, TableContract
 from omnisupport_ingest.contracts.names import row_subject
@@ -32,6 +32,7 @@ from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.contracts.recent_keys import ID_BYTES
 from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import (
     Holding,
@@ -295,6 +296,9 @@ class Wanted:
             for named in (of_subject.rows, of_subject.unnamed)
         )
         column = subject_column_in_lake(contract, subject)
+        if column is not None and contract.key == (column,):
+            # An image that cannot be read is of whom its key names.
+            unnamed = unnamed | {compact([text]) for text in of_subject.subjects}
         # A table of ``found_by_keys_alone``: its rows are known by the keys that landing and raw name.
         keys = rows if whole_rows or column is None else set()
         columns = frozenset(maybe_encrypted_columns(contract))
@@ -315,6 +319,14 @@ class Wanted:
         subject = image.get(self.named) if self.named is not None else None
         return key in self.keys or (key in self.unnamed if subject is None else subject in self.subjects)
 
+    def of_line(self, key: str | None, line: str) -> bool:
+        """Whether a delivered ``line`` of the row ``key`` is looked for: a row in it names a subject, or none
+        does and the key is that of such a row."""
+        said = (
+            {row.get(self.named) for row in rows_in_line(line)} - {None} if self.named is not None else set()
+        )
+        return key in self.keys or (not said.isdisjoint(self.subjects) if said else key in self.unnamed)
+
     def may_have(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return which of the events ``rows`` may have an image that is looked for."""
         matching = pc.is_in(rows["key"], pa.array(sorted({*self.keys, *self.unnamed}), pa.string()))
@@ -322,13 +334,19 @@ class Wanted:
             member = f"{json.dumps(self.named, ensure_ascii=False)}:{json.dumps(subject, ensure_ascii=False)}"
             for name in _IMAGES:
                 matching = pc.or_(matching, pc.fill_null(pc.match_substring(rows[name], member), False))
+        # A line has other spaces, and numbers without quotes.
+        for part in ("\\", *self.subjects) if self.named is not None else ():
+            matching = pc.or_(matching, pc.fill_null(pc.match_substring(rows[_DELIVERED], part), False))
         return matching
 
 
-def wanted_images(path: Path, contract: TableContract, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
-    """Yield the images in the file of events at ``path`` that are looked for in the table of ``contract``."""
+def wanted_images(path: Path, contract: TableContract, wanted: Wanted) -> Iterator[Mapping[str, Any] | None]:
+    """Yield the images in the file of events at ``path`` that are looked for in the table of ``contract``;
+    None for one that cannot be read, and for a delivered line."""
     names = pq.read_schema(path).names
     rows = pq.read_table(path, columns=[each for each in _READ if each in names], partitioning=None)
+    if _DELIVERED not in names:
+        rows = rows.append_column(_DELIVERED, pa.nulls(rows.num_rows, pa.string()))
     matching = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
     if "source_table" in names:
         matching = pc.and_(matching, pc.equal(rows["source_table"], contract.table))
@@ -336,16 +354,19 @@ def wanted_images(path: Path, contract: TableContract, wanted: Wanted) -> Iterat
     keys = rows["key"].to_pylist()
     for name in _IMAGES:
         for key, text in zip(keys, rows[name].to_pylist(), strict=True):
-            if wanted.of_image(key, image := read_image(text) or {}):
-                yield image
+            image = read_image(text)
+            if wanted.of_image(key, image or {}):
+                yield {} if text is None else image
+    for key, line in zip(keys, rows[_DELIVERED].to_pylist(), strict=True):
+        if line is not None and MARK not in line and wanted.of_line(key, line):
+            yield None
 
 
 def _event_cells(path: Path, contract: TableContract, wanted: Wanted) -> int:
+    """Return how many cells are looked for; an image that cannot be read is one, and so is a line."""
     return sum(
-        value is not None
+        1 if image is None else sum(image[each] is not None for each in wanted.columns & image.keys())
         for image in wanted_images(path, contract, wanted)
-        for column, value in image.items()
-        if column in wanted.columns
     )
 
 
@@ -377,6 +398,25 @@ def found_by_keys_alone(contracts: Collection[TableContract], subject: Subject |
         and each.subject.name == subject.name
         and subject_column_in_lake(each, subject) is None
     ]
+
+
+def named_in_lake(workspace: Workspace, contract: TableContract, ids: Collection[bytes]) -> frozenset[Of]:
+    """Return the subjects with keys ``ids`` that rows above raw name, in the tables that share the subject of
+    ``contract``: where landing and raw no longer say who they are."""
+    found = set[Of]()
+    for each in workspace.contracts.of_source(contract.source):
+        column = subject_column_in_lake(each, contract.subject)
+        if column is None or each.subject is None:
+            continue
+        for table in workspace.tables_of(each):
+            for _, path in held_files(table):
+                if column in pq.read_schema(path).names:
+                    rows = pq.read_table(path, columns=[column], partitioning=None)
+                    texts = rows[column].cast(pa.string()).unique().drop_null().to_pylist()
+                    of = [(each.source, each.subject.name, text) for text in texts]
+                    known = zip(of, workspace.subjects.ids_of(of), strict=False)
+                    found |= {(name, text) for (_, name, text), key_id in known if key_id in ids}
+    return frozenset(found)
 
 
 def contracts_with_events(workspace: Workspace, source: str) -> tuple[TableContract, ...]:

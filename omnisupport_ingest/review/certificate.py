@@ -7,6 +7,7 @@ the earlier one who asked, which files held cells, and which were swept. It has 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,26 @@ def read_earlier(path: Path) -> Earlier | None:
             f"{path}, the certificate of an earlier erasure, cannot be read: {problem}.",
             fix="Restore it from a backup; or move it away, then the new one is of this erasure alone.",
         ) from problem
+
+
+def earlier_ids(workspace: Workspace, contract: TableContract, key_sha256: str) -> frozenset[bytes]:
+    """Return the ids of the keys in the newest certificate of the subject of that row; empty without one.
+
+    By it an erasure goes on when landing and raw no longer say whose the row is. A certificate that is
+    damaged, or that a killed command left before any key was erased, is passed over.
+    """
+    found = dict[str, frozenset[bytes]]()
+    folder = workspace.home.path / CERTIFICATES
+    for path in folder.glob(f"{contract.source}-{contract.name}-*.json"):
+        try:
+            document = json.loads(read_file(path))
+            of = (document["source"], document["table"], document["key_sha256"])
+            ids = frozenset(bytes.fromhex(each) for each in document["keys"]["ids"])
+            if of == (contract.source, contract.full_name, key_sha256):
+                found[document["looked_at"]] = ids
+        except (OSError, Unreadable, ValueError, KeyError, TypeError):
+            continue
+    return found[max(found)] if found else frozenset()
 
 
 def write_certificate(path: Path, document: dict[str, Any]) -> None:

@@ -17,11 +17,9 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc.erasing import Erasures, erased_in, without_values
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.images import read_image
-from omnisupport_ingest.cdc.subject_values import emptied
-from omnisupport_ingest.contracts.at_rest import SubjectTable, subject_tables
+from omnisupport_ingest.cdc.subject_values import ErasedSubjects, without_erased
+from omnisupport_ingest.contracts.at_rest import subject_tables
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.erasures import (
@@ -88,17 +86,11 @@ class _ErasedValues:
     def removed(self, rows: pa.Table) -> pa.Table | None:
         """Return ``rows`` of quarantine without the values, as ``rewriting.Emptied``. A quarantined event
         keeps its hash, because reviews name it by that."""
-        batch = rows.combine_chunks().to_batches()[0]
-        left = batch
-        erased = erased_in(batch, self.erasures)
-        if any(erased):
-            left = without_values(left, erased, {each.table_name: each.key for each in self.contracts})
-        left = self._without_destroyed(left)
-        return None if left.equals(batch) else pa.Table.from_batches([left])
+        return self._removed(rows, accepted=False)
 
     def removed_of_accepted(self, rows: pa.Table) -> pa.Table | None:
         """Return accepted ``rows`` without the values. Each changed event gets the hash of what is left."""
-        left = self.removed(rows)
+        left = self._removed(rows, accepted=True)
         if left is None:
             return None
         images = ([each[name].to_pylist() for name in _IMAGES] for each in (rows, left))
@@ -108,40 +100,17 @@ class _ErasedValues:
         hashes = pc.if_else(changed, event_hashes(left), left["event_hash"].combine_chunks())
         return left.set_column(place, left.schema.field(place), hashes)
 
-    def _without_destroyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return ``batch`` without values of erased subjects: in images, all columns that an erasure does not
-        leave are NULL, also those that no contract names; so is the line that came."""
-        names = [batch.column(name).to_pylist() for name in ("source_schema", "source_table")]
-        tables, keys = [*zip(*names, strict=True)], batch.column("key").to_pylist()
-        images = {name: batch.column(name).to_pylist() for name in _IMAGES}
-        read = {
-            (name, row): image
-            for name, texts in images.items()
-            for row, text in enumerate(texts)
-            if tables[row] in self._subjects and (image := read_image(text)) is not None
-        }
-        whose = [
-            (self.source, *table.whose(image.get(table.column), keys[row]))
-            for (_, row), image in read.items()
-            for table in [self._subjects[tables[row]]]
-        ]
-        ids = self.keys.ids_of(whose)
-        destroyed = self.keys.destroyed(ids)
-        # Accepted events have no such column.
-        lines = {"envelope": batch.column("envelope").to_pylist()} if "envelope" in batch.schema.names else {}
-        for (name, row), key_id in zip(read, ids, strict=False):
-            if key_id in destroyed:
-                images[name][row] = emptied(images[name][row], self._subjects[tables[row]])
-                for texts in lines.values():
-                    texts[row] = None
-        for name, texts in (images | lines).items():
-            place = batch.schema.get_field_index(name)
-            field = batch.schema.field(place)
-            batch = batch.set_column(place, field, pa.array(texts, field.type))
-        return batch
+    def _removed(self, rows: pa.Table, *, accepted: bool) -> pa.Table | None:
+        batch = rows.combine_chunks().to_batches()[0]
+        left = batch
+        erased = erased_in(batch, self.erasures)
+        if any(erased):
+            left = without_values(left, erased, {each.table_name: each.key for each in self.contracts})
+        left = without_erased(left, self._subjects, accepted=accepted)
+        return None if left.equals(batch) else pa.Table.from_batches([left])
 
     @cached_property
-    def _subjects(self) -> Mapping[TableName, SubjectTable]:
-        """The tables whose rows in the lake say whose they are."""
+    def _subjects(self) -> ErasedSubjects:
+        """The erased subjects, of the tables whose rows in the lake say whose they are."""
         named = [each for each in self.contracts if subject_column_in_lake(each, each.subject) is not None]
-        return subject_tables(named)
+        return ErasedSubjects(self.source, subject_tables(named), self.keys.erased())

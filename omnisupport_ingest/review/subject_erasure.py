@@ -35,6 +35,7 @@ from omnisupport_ingest.read.subject_traces import (
     cells_left_over,
     found_by_keys_alone,
     key_ids_of_row,
+    named_in_lake,
     of_nobody,
     of_others,
     traced,
@@ -48,6 +49,7 @@ from omnisupport_ingest.review.certificate import (
     ErasureRequest,
     Remains,
     certificate_path,
+    earlier_ids,
     read_earlier,
     sweep_former,
     what_became,
@@ -276,6 +278,10 @@ def _subjects(workspace: Workspace, contract: TableContract, key: str) -> Subjec
     # Of sealed windows no image is left, but the key that its values landed by: backups may have them.
     known = keys.known([id_of[each] for each in named if each in id_of])
     if not (row_ids or landed_plain or known):
+        if earlier := earlier_ids(workspace, contract, key_hash(key)):
+            # Retention has removed what landed: the certificate says who was erased.
+            theirs = named_plain | named_in_lake(workspace, contract, earlier)
+            return Subjects(contract.subject.name, earlier, theirs)
         _require_landed(workspace, contract, key, subjects)
     erased = keys.destroyed(id_of.values())
     others: set[object] = {*keys.living(row_ids - {id_of.get(own)})}

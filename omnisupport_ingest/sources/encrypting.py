@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.contracts.at_rest import readable_columns
+from omnisupport_ingest.contracts.at_rest import readable_columns, rows_in_line
 from omnisupport_ingest.contracts.encrypted_images import (
     Split,
     Whose,
@@ -40,7 +39,6 @@ from omnisupport_ingest.contracts.subject_keys import (
     SubjectKeys,
     keyed_identity,
 )
-from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
@@ -266,24 +264,8 @@ def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str
     (True, the value of column ``subject`` in its line or an image); without one (False, its row's key).
     """
     for name in ("after", "before", "envelope"):
-        try:
-            document = texts_only(event[name] or "")
-        except Unreadable:
-            continue
-        for row in _rows_in(document):
+        for row in rows_in_line(event[name]):
             value = row.get(subject) if subject is not None else None
             if isinstance(value, str):
                 return True, value
     return False, event["key"] or ""
-
-
-def _rows_in(document: Any) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a delivered line that may be a row: the line, and the images of a change."""
-    if not isinstance(document, dict):
-        return
-    yield document
-    for change in (document, document.get("payload")):
-        if isinstance(change, dict):
-            yield from (each for name in ("after", "before") if isinstance(each := change.get(name), dict))
-            if change is not document:
-                yield change

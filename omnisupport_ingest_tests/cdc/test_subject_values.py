@@ -243,3 +243,46 @@ def hash_of(row: dict[str, Any]) -> int:
     only = {name: row[name] for name in schema.names}
     found: int = event_hashes(pa.Table.from_pylist([only], schema=schema))[0].as_py()
     return found
+
+
+def debezium(op: str, **images: dict[str, Any]) -> str:
+    return json.dumps({"op": op, "before": None, "after": None, **images})
+
+
+ORDER = {"id": 5, "owner": "ada", "address": "ada street"}
+LINES = {
+    "a delete that landed its key": (debezium("d", before=ORDER), {"op": "d", "before": '{"id":"5"}'}),
+    "within a payload": (json.dumps({"payload": json.loads(debezium("u", before=ORDER))}), {}),
+    "kept out by a gate": (json.dumps(ORDER), {"identity": '["kept out","files","1","a"]'}),
+    "not read as a change": (json.dumps({**ORDER, "op": 7}), {"identity": '["odd","a"]'}),
+    "of the former owner": (debezium("u", before=ORDER, after=ORDER | {"owner": "eve"}), {}),
+}
+
+
+@pytest.mark.parametrize(("line", "event"), LINES.values(), ids=LINES.keys())
+def test_a_line_goes_if_it_names_an_erased_subject_whatever_the_images_say(
+    tmp_path: Path, line: str, event: dict[str, Any]
+) -> None:
+    rows = [landed(1, "orders", "5", envelope=line, **event)]
+    rows += [landed(2, "orders", "5", envelope=line.replace("ada", "eve"), **event)]
+    ada, eve = judged(rows, rules(erased(tmp_path, ("person", "ada")), ORDERS), 1)
+    assert (ada["envelope"], eve["envelope"]) == (None, line.replace("ada", "eve"))
+
+
+def test_an_accepted_event_without_its_line_has_no_hash_of_the_line(tmp_path: Path) -> None:
+    image = '{"id":"5","owner":"eve","amount":"1","address":"eve street"}'
+    identity = '["public","orders","5","0123456789abcdef"]'
+    line = debezium("u", before=ORDER)
+    rows = [landed(1, "orders", "5", after=image, envelope=line, identity=identity)]
+    (row,) = judged(rows, rules(erased(tmp_path, ("person", "ada")), ORDERS))
+    assert (row["verdict"], row["envelope"]) == (ACCEPTED, None)
+    assert (row["identity"], row["event_hash"]) == ('["public","orders","5"]', 1)
+
+
+def test_events_of_a_table_of_which_nothing_says_whose_they_are_lose_all(tmp_path: Path) -> None:
+    by = rules(erased(tmp_path, ("person", "ada")), PEOPLE)
+    by = replace(by, subjects=replace(by.subjects, unnamed=frozenset({("public", "orders")})))
+    images = {"before": '{"id":"5","address":"x"}', "after": "no image"}
+    (gone, kept) = judged([landed(1, "orders", "5", **images), landed(2, "people", "5", **images)], by)
+    assert (gone["before"], gone["after"], gone["envelope"]) == (None, None, None)
+    assert (kept["before"], kept["envelope"]) == (images["before"], "as delivered")

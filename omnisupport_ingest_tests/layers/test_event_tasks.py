@@ -17,11 +17,14 @@ import pytest
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
+from omnisupport_ingest.cdc.subject_values import ErasedSubjects
+from omnisupport_ingest.contracts.at_rest import subject_tables
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
-from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.model import Column, Subject
 from omnisupport_ingest.contracts.pii_keys import SETTING
 from omnisupport_ingest.contracts.pii_policies import lake_columns
 from omnisupport_ingest.contracts.quality import Policies
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.lake import file_rows, file_tasks
 from omnisupport_ingest.lake.file_rows import batches_of, rows_of
 from omnisupport_ingest.lake.file_tasks import Output, in_shares
@@ -206,6 +209,21 @@ def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_wri
     assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
     assert withheld[0].parent.name == "reason=malformed_image"
     assert pq.read_table(withheld[0], partitioning=None)["commit_lsn"].to_pylist() == [9]
+
+
+def test_a_raw_file_is_not_linked_if_a_delivered_line_names_an_erased_subject(tmp_path: Path) -> None:
+    keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
+    keys.make()
+    keys.destroy(keys.ids_of([(CONTRACT.source, "person", "ada")]))
+    of_person = replace(CONTRACT, subject=Subject("person", "note", encrypted=False))
+    subjects = ErasedSubjects(CONTRACT.source, subject_tables([of_person]), keys.erased())
+    by = replace(RULES, contracts=(of_person,), subjects=subjects)
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":"eve","body":null}', "key": '["1","1"]'}
+    for who, gone in (("eve", False), ("ada", True)):
+        line = json.dumps({"op": "u", "before": {"note": who, "body": who}})
+        raw, accepted, _ = judged(tmp_path, who, [row | {"envelope": line}], by)
+        assert accepted.samefile(raw) is not gone
+        assert pq.read_table(accepted, partitioning=None)["envelope"].to_pylist() == [None if gone else line]
 
 
 def test_a_table_without_a_contract_loses_its_rows_though_one_of_its_name_has_a_contract(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
-from omnisupport_ingest.read.subject_traces import Wanted
+from omnisupport_ingest.read.subject_traces import Wanted, _event_cells
+from omnisupport_ingest_tests.cdc.test_subject_values import ORDERS
 
 ROWS = pa.table(
     {
@@ -33,9 +37,38 @@ def test_images_of_events_count_alike() -> None:
     said = [{"owner": None if each is None else str(each)} for each in ROWS["owner"].to_pylist()]
     images = [json.dumps(each, separators=(",", ":")) for each in said]
     events = pa.table({"key": ROWS["_cdc_key"], "before": pa.nulls(5, pa.string()), "after": images})
+    events = events.append_column("envelope", pa.nulls(5, pa.string()))
     for keys in (set[str](), {'["2"]'}):
         each = wanted("owner", keys)
         found = [
             each.of_image(key, image) for key, image in zip(events["key"].to_pylist(), said, strict=True)
         ]
         assert found == each.of_rows(ROWS).to_pylist() == each.may_have(events).to_pylist()
+
+
+LINES = {
+    "of the subject": ('["2"]', '{"op": "d", "before": {"owner": 1, "address": "x"}, "after": null}', 1),
+    "of somebody else": ('["3"]', '{"op": "d", "before": {"owner": 2, "address": "x"}, "after": null}', 0),
+    "of nobody, in its row": ('["3"]', '{"op": "d", "before": {"owner": null, "address": "x"}}', 1),
+    "not readable, of its row": ('["3"]', "1;2;3", 1),
+    "not readable, of another row": ('["2"]', "1;2;3", 0),
+}
+
+
+@pytest.mark.parametrize(("key", "line", "count"), LINES.values(), ids=LINES.keys())
+def test_a_delivered_line_that_names_the_subject_is_a_cell(
+    tmp_path: Path, key: str, line: str, count: int
+) -> None:
+    pq.write_table(held(key, None, line), tmp_path / "events.parquet")
+    assert _event_cells(tmp_path / "events.parquet", ORDERS, wanted("owner", set())) == count
+
+
+def test_an_image_of_the_subjects_row_that_cannot_be_read_is_a_cell(tmp_path: Path) -> None:
+    pq.write_table(held('["3"]', "no image", None), tmp_path / "events.parquet")
+    assert _event_cells(tmp_path / "events.parquet", ORDERS, wanted("owner", set())) == 1
+
+
+def held(key: str, after: str | None, line: str | None) -> pa.Table:
+    columns = {"source_schema": "public", "source_table": "orders", "key": key, "before": None}
+    schema = pa.schema([(name, pa.string()) for name in (*columns, "after", "envelope")])
+    return pa.Table.from_pylist([columns | {"after": after, "envelope": line}], schema=schema)

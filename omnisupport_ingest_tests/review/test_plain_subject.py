@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnisupport_ingest.cdc.protecting import Protections
 from omnisupport_ingest.contracts.in_force import contracts_in_force
-from omnisupport_ingest.contracts.model import ContractError
+from omnisupport_ingest.contracts.model import ContractError, Contracts
 from omnisupport_ingest.contracts.subject_keys import SubjectKeysUnreadable
 from omnisupport_ingest.landing.manifest import StreamSpan
-from omnisupport_ingest.layers.erasures import DestroyedKeysLost, erased_subjects
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.layers.erasures import DestroyedKeysLost, _named_in, erased_subjects
+from omnisupport_ingest.layers.events.judging_rules import rules_in_force
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.protected_rows import LandedProtection
@@ -139,6 +145,20 @@ def test_what_the_source_sends_later_makes_no_window_stale_but_after_a_killed_co
     assert RulesVersions(story.workspace, SOURCE).apart() == before
 
 
+def test_a_certificate_is_completed_though_retention_has_removed_what_said_whose_the_row_is(
+    story: Story,
+) -> None:
+    first, before = erased(story)
+    for file in (story.workspace.home.landing / SOURCE).rglob("*.parquet"):
+        file.unlink()
+    done, after = erased(story)
+    assert (done.certificate, done.state) == (first.certificate, "complete")
+    assert (after["keys"]["ids"], after["record"]) == (before["keys"]["ids"], [])
+    # A mistyped key has no certificate.
+    with pytest.raises(ErasureRefused, match="has no row with that key"):
+        erased(story, "77")
+
+
 def test_without_the_record_nothing_is_judged_as_if_nobody_was_erased(story: Story) -> None:
     keys = story.workspace.subjects
     erased(story, "3")
@@ -156,6 +176,32 @@ def test_without_the_record_nothing_is_judged_as_if_nobody_was_erased(story: Sto
         erased_subjects(story.workspace, SOURCE)
 
 
+@pytest.mark.parametrize("withdrawn", [True, False])
+def test_a_table_without_its_contract_brings_nothing_back(story: Story, withdrawn: bool) -> None:
+    erased(story)
+    (file,) = story.contracts.glob("*.json")
+    away = story.contracts.parent / "withdrawn" / f"{SOURCE}.notes.json"
+    away.parent.mkdir()
+    file.rename(away if withdrawn else story.contracts.parent / "lost.json")
+    workspace = replace(story.workspace, contracts=Contracts(()))
+    subjects = erased_subjects(workspace, SOURCE)
+    assert subjects.among([("person", "ada"), ("person", "eve")]) == [True, False]
+    of_table = {("public", "notes")}
+    assert ({*subjects.tables}, subjects.unnamed) == ((of_table, set()) if withdrawn else (set(), of_table))
+    event = events(Commit(50, 200, [sent("u", 1, "ada", "ada")]))[0]
+    left = LandedProtection(Protections.of((), workspace.secrets(())), subjects).of(event).after
+    assert json.loads(left or "null") == ({"id": "1", "title": "ada", "body": None} if withdrawn else None)
+    shutil.rmtree(workspace.subjects.path.parent)
+    with pytest.raises((SubjectKeysUnreadable, DestroyedKeysLost)):
+        erased_subjects(workspace, SOURCE)
+
+
+def test_a_certificate_that_names_no_keys_is_read_once(story: Story) -> None:
+    path = story.workspace.home.path / "certificate.json"
+    path.write_text(json.dumps({"source": SOURCE, "state": "complete"}))
+    assert [_named_in(path, 1, 2) for _ in range(2)] == [(SOURCE, frozenset())] * 2
+
+
 @pytest.mark.parametrize("at_rest", [PLAIN | {"subject": "client"}, {"pii": "plain"}])
 def test_an_erased_subject_keeps_its_name(story: Story, at_rest: Any) -> None:
     erased(story)
@@ -163,6 +209,21 @@ def test_an_erased_subject_keeps_its_name(story: Story, at_rest: Any) -> None:
     with pytest.raises(ContractError, match="would be readable again") as problem:
         contracts_in_force(story.workspace.settings)
     assert '"pii": "plain" and "subject": "person"' in problem.value.fix
+
+
+def test_a_table_that_shares_the_subject_after_its_erasure_keeps_its_name(story: Story) -> None:
+    erased(story)
+    joined = document(PLAIN)
+    joined["title"], joined["x-cdc"]["table"] = "Letters", "letters"
+    file = story.contracts / "letters.json"
+    file.write_text(json.dumps(joined))
+    workspace = open_workspace(story.contracts.parent)
+    assert len(workspace.contracts.of_source(SOURCE)) == 2
+    rules_in_force(workspace, SOURCE, RulesVersions(workspace, SOURCE), workspace.raw(SOURCE).open(), ())
+    joined["x-cdc"]["at_rest"] = PLAIN | {"subject": "writer"}
+    file.write_text(json.dumps(joined))
+    with pytest.raises(ContractError, match="letters belong to the subject 'writer'"):
+        contracts_in_force(story.workspace.settings)
 
 
 def test_an_erased_subject_may_land_encrypted_from_then_on(story: Story) -> None:
@@ -184,6 +245,24 @@ def test_what_landed_is_shown_without_the_values_of_erased_subjects(story: Story
     commit = Commit(50, 200, [sent("u", 1, "ada", "ada"), sent("c", 9, "eve", "eve")])
     after = [json.loads(shown.of(each).after or "") for each in events(commit)]
     assert [(each["title"], each["body"]) for each in after] == [("ada", None), ("eve", "eve")]
+
+
+def test_who_follows_what_lands_sees_no_value_of_who_is_erased_meanwhile(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_HOME", str(story.workspace.home.path))
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(story.contracts))
+    follow = ("-m", "omnisupport_ingest.cli.main", "landing", "tail", "--source", SOURCE, "-n", "1", "-f")
+    with subprocess.Popen([sys.executable, *follow], stdout=subprocess.PIPE, text=True) as following:
+        try:
+            assert following.stdout is not None
+            assert json.loads(following.stdout.readline())["after"]["body"] == "eve 4"
+            erased(story)
+            story.land(Commit(30, 62, [sent("u", 1, "ada", "ada again")]))
+            shown = json.loads(following.stdout.readline())["after"]
+            assert shown == {"id": "1", "title": "ada", "body": None}
+        finally:
+            following.kill()
 
 
 def test_the_command_says_what_is_recorded_and_what_landing_keeps(
@@ -213,3 +292,27 @@ def test_the_old_key_in_a_key_change_is_no_second_subject_without_a_value(story:
     found = look_up_subject(workspace, contract, key_text(["7"]))
     assert found.plain_images == 1
     assert "images of its rows that are of another subject" in {each["what"] for each in found.remains}
+
+
+def test_a_window_is_named_though_only_a_delivered_line_has_the_subject(story: Story) -> None:
+    line = json.dumps({"op": "d", "before": {"id": 9, "title": "ada", "body": "ada 9"}, "after": None})
+    unread = json.dumps({"id": 8, "title": "ada", "body": "ada 8"})
+    (deleted, kept_out) = events(Commit(30, 130, [sent("d", 9, "", ""), sent("u", 8, "", "")]))
+    land(
+        story,
+        deleted._replace(before=key_image(9), envelope=line),
+        kept_out._replace(after=None, envelope=unread, identity='["kept out","files","1","a"]'),
+    )
+    done, certificate = erased(story)
+    assert (done.plain_images, sum(each["count"] for each in certificate["record"])) == (5, 5)
+    assert named_windows(story) == {FIRST, "2026-01-01T1202"}
+
+
+def land(story: Story, *landed: LandedEvent) -> None:
+    """Land ``landed`` as the next batch, as it came."""
+    end = Lsn(landed[-1].commit_lsn)
+    story._seal([*landed], StreamSpan(Lsn(20), end, end, end, 60, START, START))
+
+
+def key_image(number: int) -> str:
+    return f'{{"id":"{number}"}}'

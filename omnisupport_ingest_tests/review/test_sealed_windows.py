@@ -200,9 +200,11 @@ def test_what_landed_plain_goes_whole_with_its_line_and_columns_that_nobody_name
     images = [{"id": each, "owner": "Ada", "email": "ada@example.org"} for each in ("1", "2")]
     rows = pa.table(
         {
+            "op": ["c"] * 2,
             "source_schema": [contract.schema] * 2,
             "source_table": [contract.table] * 2,
             "key": ['["1"]', '["2"]'],
+            "identity": pa.array([None, None], pa.string()),
             "before": pa.array([None, None], pa.string()),
             "after": [json.dumps(each, separators=(",", ":")) for each in images],
             "envelope": [json.dumps({"op": "c", "after": each}) for each in images],
@@ -214,3 +216,24 @@ def test_what_landed_plain_goes_whole_with_its_line_and_columns_that_nobody_name
     assert kept == rows.to_pylist()[0]
     assert json.loads(erased["after"]) == {"id": "2", "owner": None, "email": None}
     assert erased["envelope"] is None
+
+
+UNREAD = {
+    "an image that cannot be read": ('["2"]', "Ada {", None),
+    "a line": ('["1"]', None, json.dumps({"op": "d", "before": {"id": 2, "email": "Ada"}})),
+    "a key": ('["2"]', None, "Ada; a line that cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("key", "after", "line"), UNREAD.values(), ids=UNREAD.keys())
+def test_what_only_a_key_or_a_line_says_to_be_of_the_subject_goes_too(
+    tmp_path: Path, key: str, after: str | None, line: str | None
+) -> None:
+    keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
+    keys.destroy([each.id for each in keys.keys_of([("desk", "person", "2")])])
+    contract = replace(ENCRYPTED, source="desk")
+    row = {"op": "u", "source_schema": contract.schema, "source_table": contract.table, "key": key}
+    row |= {"identity": None, "before": None, "after": after, "envelope": line}
+    rows = pa.Table.from_pylist([row], schema=pa.schema([(name, pa.string()) for name in row]))
+    left = _ErasedValues("desk", [contract], Erasures(), keys).removed(rows)
+    assert left is not None and left.to_pylist() == [row | {"after": None, "envelope": None}]

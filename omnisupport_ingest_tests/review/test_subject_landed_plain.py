@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKeys
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.histories import history
+from omnisupport_ingest.read.subject_traces import named_in_lake
 from omnisupport_ingest.review.erasing import key_text
 from omnisupport_ingest.review.subject_erasure import SubjectErased, erase_subject
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
@@ -75,5 +76,9 @@ def test_what_landed_plain_goes_above_raw_and_stays_in_landing_and_raw(
     done, certificate = erased(story)
     remains = {each["what"]: each["where"] for each in certificate["remains"]}
     assert (certificate["state"], CELLS in remains, done.cells) == ("incomplete", False, 0)
+    assert story.contract.subject is not None
+    of = (story.contract.subject.name, "1")
+    ids = story.workspace.subjects.ids_of([(SOURCE, *of)])
+    assert named_in_lake(story.workspace, story.contract, ids) == {of}
     assert done.swept and len(remains[IMAGES]) == 2, "one file of landing, one of raw"
     assert remains[IMAGES] == sorted(each["path"] for each in certificate["record"])

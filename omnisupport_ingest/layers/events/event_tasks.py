@@ -280,10 +280,13 @@ def _taken_over(file: LakeFile, first: _First, lookout: RulesLookout) -> Judged 
     """Return the report on ``file`` if it can be taken over unchanged: all its events are of one table and
     accepted in time. Else return None.
 
-    It can in the usual case. This reads only the columns that judging needs.
+    It can in the usual case. This reads only the columns that judging needs,
+    and the delivered lines while anybody is erased.
     """
     broken = BrokenRules()
     columns = _WITH_BATCH if first.judging_rules.rejected else _JUDGED_BY
+    if first.judging_rules.subjects:
+        columns = columns.append(_RAW.field("envelope"))
     for batch in batches_of(file.uri, columns, dict(file.partition)):
         marked = _marked(batch, *_distinct(len(batch)))
         if not marked.column("identity").equals(batch.column("identity")):

@@ -13,7 +13,7 @@ from omnisupport_ingest.contracts.key_service import for_tasks
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.layers.erasures import erased_subjects
+from omnisupport_ingest.layers.erasures import erased_subjects, note_joined_tables
 from omnisupport_ingest.layers.events.event_copies import reviews_of_all_forms
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
@@ -40,7 +40,8 @@ def rules_in_force(
     workspace: Workspace, source: str, versions: RulesVersions, raw: TableSnapshot, windows: Iterable[str]
 ) -> JudgingRules:
     """Return the rules for the events of ``windows`` in ``raw``, for this process. ``versions``: read
-    before."""
+    before. A table that shares an erased subject now keeps its name from here on."""
+    note_joined_tables(workspace, source)
     rules = JudgingRules(
         contracts=workspace.contracts.of_source(source),
         decisions=workspace.decisions,
