@@ -163,13 +163,15 @@ _OFTEN: Mapping[str, tuple[Rule, ...]] = {
 _REJECTING: Mapping[str, tuple[Rule, ...]] = {
     "tickets": (
         _of_several(
-            "not_refused", "status <> 'refused' OR cost IS NULL", _refused, ("status", "cost"), _NUMERIC
+            "not_turned_down", "status <> 'refused' OR cost IS NULL", _refused, ("status", "cost"), _NUMERIC
         ),
-        _of_several("none_refused", "status <> 'refused' OR body IS NULL", _refused, ("status", "body"), {}),
+        _of_several(
+            "none_turned_down", "status <> 'refused' OR body IS NULL", _refused, ("status", "body"), {}
+        ),
         _least("cost", "numeric", -50_000),
     ),
     "agents": (
-        _of_several("not_refused", "note <> 'refused' OR body IS NULL", _refused, ("note", "body"), {}),
+        _of_several("not_turned_down", "note <> 'refused' OR body IS NULL", _refused, ("note", "body"), {}),
         _least("rate", "double", -50_000),
     ),
 }

@@ -50,9 +50,9 @@ def of(table: str, name: str) -> Rule:
         ("tickets", "left_early", ("a longer body", "2026-02-01 16:00:00+00"), False),
         ("agents", "long_note_is_low", ("x" * 40, "2.0"), True),
         ("agents", "long_note_is_low", ("x" * 40, "1.9"), False),
-        ("tickets", "not_refused", (REFUSED, "5.05"), True),
-        ("tickets", "not_refused", (REFUSED, "NaN"), False),
-        ("agents", "not_refused", (REFUSED, None), False),
+        ("tickets", "not_turned_down", (REFUSED, "5.05"), True),
+        ("tickets", "not_turned_down", (REFUSED, "NaN"), False),
+        ("agents", "not_turned_down", (REFUSED, None), False),
     ],
 )
 def test_a_rule_is_broken_by_what_its_words_say(
@@ -62,10 +62,10 @@ def test_a_rule_is_broken_by_what_its_words_say(
 
 
 def test_a_row_that_lacks_a_column_keeps_the_rule_and_nobody_asks_what_is_accepted() -> None:
-    rule = next(rule for _, rule in RULES if rule.name == "not_refused" and len(rule.columns) == 2)
+    rule = next(rule for _, rule in RULES if rule.name == "not_turned_down" and len(rule.columns) == 2)
     row = dict.fromkeys(rule.columns, REFUSED)
     for _, each in RULES:
-        if each.name == "not_refused" and each.columns == rule.columns:
+        if each.name == "not_turned_down" and each.columns == rule.columns:
             assert each.broken_by(row | {rule.columns[1]: "5"}) is (each.policy != ACCEPT)
             assert not each.broken_by({rule.columns[0]: REFUSED})
 
