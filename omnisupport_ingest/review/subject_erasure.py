@@ -258,8 +258,8 @@ def _subjects(workspace: Workspace, contract: TableContract, key: str) -> Subjec
     if contract.subject is None:
         raise ErasureRefused(
             f"The contract of {contract.full_name} of {contract.source} does not say whose a row is.",
-            fix='Write x-cdc.at_rest: {"pii": "plain", "subject": "customer", "subject_column": '
-            '"customer_id"} with your own names, and name personal columns in x-cdc.pii; with "encrypted" '
+            fix='Write x-cdc.at_rest: {"pii": "plain", "subject": "person", "subject_column": '
+            '"person_id"} with your own names, and name personal columns in x-cdc.pii; with "encrypted" '
             "instead of plain, what lands from then on can be erased from landing and raw too. Or erase the "
             "row without --subject.",
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import Subject, TableContract
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
@@ -88,7 +88,7 @@ def test_a_protected_contract_is_sent_besides_as_it_protects_what_no_contract_de
     plain = [each.name for each in contracts_needed(contracts, [frozenset({contracts[0].full_name})])]
     assert plain == [contracts[0].name]
     assert contracts_needed(contracts, [None]) == contracts
-    protected = [*contracts[:2], *(replace(each, subject="id") for each in contracts[2:4])]
+    protected = [*contracts[:2], *(replace(each, subject=Subject("id", "id")) for each in contracts[2:4])]
     names = [each.name for each in contracts_needed(protected, [frozenset({"public.unknown"})])]
     assert names == [contracts[2].name]
 
