@@ -151,7 +151,7 @@ def drawn(rng: Random, number: int) -> dict[str, Any]:
     return landed(number, table, key, before=image(), after=image())
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, (1 << 32) - 1).map(Random), st.sampled_from((1, 3, 1_000)))
 def test_images_of_erased_subjects_lose_their_values_and_all_else_stays(
     tmp_path_factory: pytest.TempPathFactory, rng: Random, size: int

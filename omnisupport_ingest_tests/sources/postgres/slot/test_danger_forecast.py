@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -89,7 +90,9 @@ def test_wal_that_was_written_long_before_it_landed_is_not_taken_for_the_rate_of
         patched.setenv("OMNISUPPORT_BATCH_MAX_BYTES", "1000000")
         assert shop.run("capture", "--once").code == 0
     time.sleep(1.2)
-    rate = status(shop, code=1)["server"]["forecast"]["wal_bytes_per_second"]
+    # Whether that rate is a danger depends on how fast this machine is.
+    told = json.loads(shop.run("source", "status", "--json").out)
+    rate = told["server"]["forecast"]["wal_bytes_per_second"]
     assert 0 <= rate < 2 * written / (time.monotonic() - began)
 
 
