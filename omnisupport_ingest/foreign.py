@@ -33,6 +33,9 @@ _BLOCK = 1 << 20
 _SHOWN = 80
 """Letters of a value that a message shows."""
 
+_SENTENCE = 600
+"""Letters of a sentence that a message shows."""
+
 _SURELY_INT = 640
 """Most digits that Python always converts to an ``int``, whatever its limit
 (``sys.set_int_max_str_digits``)."""
@@ -169,6 +172,16 @@ def shortened(value: object) -> str:
     """``repr`` of ``value`` for a message, cut where it is longer than ``_SHOWN``."""
     text = repr(value[: _SHOWN + 1]) if isinstance(value, str | bytes) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def abridged(sentence: str) -> str:
+    """Return ``sentence`` for a message; where it is longer than ``_SENTENCE``, its middle is left out.
+
+    For sentences that quote several values of a file, each of which may be of any length.
+    """
+    left_out = len(sentence) - _SENTENCE
+    half = _SENTENCE // 2
+    return sentence if left_out <= 0 else f"{sentence[:half]}…({left_out} letters)…{sentence[-half:]}"
 
 
 def _parsed(content: bytes | str, decoders: tuple[json.JSONDecoder, ...]) -> Any:

@@ -207,6 +207,23 @@ def _holders(document: Any) -> list[Any]:
     return found
 
 
+def places(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """Yield the place of every value inside ``value``, as the names and numbers that lead to it."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (key,)
+            yield from ((key, *deeper) for deeper in places(each))
+
+
+def with_value_at(document: Any, keys: Sequence[str | int], value: Any) -> Any:
+    """Return a copy of ``document`` with ``value`` at the place ``keys``."""
+    changed = holder = copy.deepcopy(document)
+    for key in keys[:-1]:
+        holder = holder[key]
+    holder[keys[-1]] = value
+    return changed
+
+
 def text_of(value: Any, blank: str = "") -> str:
     """``value`` as JSON, with what is ``Raw`` as it is and ``blank`` behind each comma and colon."""
     comma = "," + blank

@@ -20,6 +20,7 @@ from omnisupport_ingest.contracts.pg_types import (
 )
 from omnisupport_ingest.contracts.quality import Policies
 from omnisupport_ingest.contracts.row_rules import VALUE_RULES, rules_of
+from omnisupport_ingest.foreign import abridged
 
 RESERVED_PREFIX = "_cdc_"
 """Prefix of the lake's own columns; a source column may not have it."""
@@ -50,8 +51,8 @@ def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
 
 
 def refused(path: Path, at: str, problem: str, fix: str) -> ContractError:
-    """Return the error for the JSON path ``$.<at>`` of the file ``path``."""
-    return ContractError(f"{path} at $.{at}: {problem}.", fix=fix)
+    """Return the error for the JSON path ``$.<at>`` of the file ``path``; what it quotes may be long."""
+    return ContractError(f"{path} at $.{abridged(at)}: {abridged(problem)}.", fix=abridged(fix))
 
 
 def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool, in_key: bool) -> Column:

@@ -35,7 +35,15 @@ from omnisupport_ingest.contracts.spark_types import spark_schema
 from omnisupport_ingest.contracts.typed_values import typed_array
 from omnisupport_ingest_tests.contracts.test_rules import CONTRACT, FINE
 from omnisupport_ingest_tests.examples import examples
-from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, ODD_TEXTS, in_time, mutated, odd_texts
+from omnisupport_ingest_tests.foreign_bytes import (
+    IN_THE_PLACE,
+    ODD_TEXTS,
+    in_time,
+    mutated,
+    odd_texts,
+    places,
+    with_value_at,
+)
 
 DOCUMENTS: list[Any] = [
     json.loads(path.read_text()) for path in sorted(program_file("contracts/data").glob("*.json"))[:3]
@@ -60,6 +68,18 @@ def test_any_file_is_a_contract_that_can_be_used_or_refused_by_name(tmp_path: Pa
             # Whatever is read from it can be judged by.
             image = dict.fromkeys(contract.column_names, "5")
             assert isinstance(RowRules(contract).broken(image), list)
+
+
+def test_a_refusal_is_short_wherever_a_long_text_stands(tmp_path: Path) -> None:
+    document, path, refusals = DOCUMENTS[0], tmp_path / "orders.json", 0
+    for keys in places(document):
+        path.write_text(json.dumps(with_value_at(document, keys, "9" * 5000)))
+        try:
+            load_contract(path)
+        except ContractError as refused:
+            refusals += 1
+            assert len(refused.problem) < 2000 and len(refused.fix) < 2000, keys
+    assert refusals > 50
 
 
 @settings(same_folder, max_examples=examples(250))
