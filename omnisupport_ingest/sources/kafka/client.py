@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,7 +57,19 @@ class Cluster:
         """Return what the cluster holds of every partition of the topics, in order. To be called before any
         partition is assigned.
 
-        Raises ``KafkaUnreachable``, and ``KafkaRefused`` if the cluster has none of the topics.
+        Raises ``KafkaUnreachable``, and ``KafkaRefused`` if the cluster has none of the topics. Of a
+        partition that nobody leads it raises the reason.
+        """
+        found, unread = self.held_of_readable()
+        for problem in unread.values():
+            raise problem
+        return found
+
+    def held_of_readable(self) -> tuple[list[Held], dict[Partition, IngestError]]:
+        """Return what ``held`` does of the partitions of which the cluster gives the offsets; and why it
+        gives none of the others, such as those that nobody leads.
+
+        Raises as ``held`` does if it gives those of no partition.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -76,16 +89,26 @@ class Cluster:
             places = [
                 TopicPartition(name, number) for name in names for number in sorted(there[name].partitions)
             ]
-            lows, ends = self._offsets(places)
-            found = [
-                Held(each.topic, each.partition, low, end, ids.get(each.topic))
-                for each, low, end in zip(places, lows, ends, strict=True)
-            ]
+            offsets, problems = self._offsets(places)
         except KafkaException as problem:
-            # A callback delivers the cause. No partition is assigned yet, so this call takes no record.
-            self.consumer.poll(0)
-            raise self.unreachable(problem.args[0]) from None
-        return found
+            raise self._failed(problem.args[0]) from None
+        if not offsets:
+            raise self._failed(next(iter(problems.values())))
+        return (
+            [Held(*place, low, end, ids.get(place[0])) for place, (low, end) in offsets.items()],
+            {place: self._partition_fault(place, problem) for place, problem in problems.items()},
+        )
+
+    def _failed(self, problem: object) -> KafkaUnreachable:
+        """Return ``unreachable`` with the cause, which a callback delivers. To be called before any partition
+        is assigned: else this call would take a record."""
+        self.consumer.poll(0)
+        return self.unreachable(problem)
+
+    def _partition_fault(self, place: Partition, problem: KafkaError | str) -> IngestError:
+        if isinstance(problem, str):
+            return self._failed(problem)
+        return stops_alone(self._source, place, problem) or self._failed(_offsets_of(place, problem.str()))
 
     def now(self, held: Held) -> Held:
         """Return what the cluster holds now of the partition of ``held``."""
@@ -156,9 +179,11 @@ class Cluster:
                 found[name] = told
         return found
 
-    def _offsets(self, places: list[TopicPartition]) -> tuple[list[int], list[int]]:
-        """Return the first offset that each of ``places`` holds, and the offset after its last readable
-        record.
+    def _offsets(
+        self, places: list[TopicPartition]
+    ) -> tuple[dict[Partition, tuple[int, int]], dict[Partition, KafkaError | str]]:
+        """Return the first offset that each of ``places`` holds and the offset after its last readable
+        record; and, of the others, why the cluster gives none.
 
         It sends each broker one request for all its partitions; one request per partition would take as long
         as a whole tick of the sensor.
@@ -168,25 +193,27 @@ class Cluster:
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        admin, found = self._admin(), []
+        admin = self._admin()
+        found: dict[Partition, list[int]] = {(each.topic, each.partition): [] for each in places}
+        problems: dict[Partition, KafkaError | str] = {}
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
             asked = admin.list_offsets(
                 dict.fromkeys(places, spec),
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=ANSWER_SECONDS,
             )
-            offsets = []
-            for place in places:
-                # Of a partition without a leader the cluster tells nothing: the error says which one it is.
-                where = f"{place.topic}[{place.partition}]"
+            # All answers are waited for at once: one that does not come must not cost each partition a wait.
+            until = time.monotonic() + ANSWER_SECONDS
+            for each, answer in asked.items():
+                place = each.topic, each.partition
                 try:
-                    offsets.append(asked[place].result(ANSWER_SECONDS).offset)
+                    found[place].append(answer.result(max(0.0, until - time.monotonic())).offset)
                 except NoAnswer:
-                    raise KafkaException(f"the offsets of {where} were not told in time") from None
+                    problems.setdefault(place, _offsets_of(place, "no answer in time"))
                 except KafkaException as problem:
-                    raise KafkaException(f"the offsets of {where}: {problem.args[0].str()}") from None
-            found.append(offsets)
-        return found[0], found[1]
+                    problems.setdefault(place, problem.args[0])
+        offsets = {place: (both[0], both[1]) for place, both in found.items() if place not in problems}
+        return offsets, problems
 
     def _admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
@@ -209,6 +236,10 @@ class Cluster:
         for name in self._topics.secrets:
             text = text.replace(self._told[name], "…")
         return text
+
+
+def _offsets_of(place: Partition, problem: str) -> str:
+    return f"the offsets of {place[0]}[{place[1]}]: {problem}"
 
 
 def make_consumer(source: str, topics: KafkaTopics, settings: dict[str, str], **how: Any) -> Any:

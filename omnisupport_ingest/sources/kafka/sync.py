@@ -12,7 +12,7 @@ Memory: the records of one round (``batch_rows``, 64 MiB) and the client's own q
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -139,10 +139,11 @@ class _Sync:
         self._heard = time.monotonic()
 
     def run(self) -> KafkaReport:
-        held = self._cluster.held()
+        held, unread = self._cluster.held_of_readable()
         if not self._into.ways.new_epoch and (waiting := waits(self._inlet.store)) is not None:
             self._report.faults.append(waiting)
             return self._report
+        self._leave_out(unread)
         self._assign(held)
         self._heard, read_all = time.monotonic(), False
         try:
@@ -165,6 +166,18 @@ class _Sync:
             self._report.faults.append(self._nothing_begun())
         return self._report
 
+    def _leave_out(self, unread: Mapping[Partition, IngestError]) -> None:
+        """Report why the partitions ``unread`` are not read in this sync.
+
+        Raises the reason if it is not known where such a partition goes on: it is its first offset then, and
+        by the next sync records at its beginning may be gone.
+        """
+        known = {topic for topic, _ in self._landed}
+        for (topic, _), fault in unread.items():
+            if topic not in known or self._into.ways.new_epoch:
+                raise fault
+            self._report.faults.append(fault)
+
     def _assign(self, held: Sequence[Held]) -> None:
         from confluent_kafka import TopicPartition
 
@@ -175,7 +188,7 @@ class _Sync:
                 self._source, held, self._landed, handling, new_epoch=bool(ways.new_epoch)
             )
         found = all_going_on(self._source, held, self._landed, ways, declared_anew)
-        self._report.faults = found.faults
+        self._report.faults += found.faults
         for each in held:
             if each.place in found.spans:
                 span = found.spans[each.place]

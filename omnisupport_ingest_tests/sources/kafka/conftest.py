@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
-from omnisupport_ingest_tests.sources.kafka.topics import Reader
+from omnisupport_ingest_tests.sources.kafka.topics import Reader, holding
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +32,5 @@ def reader(broker: Broker, prefix: str, tmp_path: Path) -> Reader:
 def one_partition(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The cluster says that topics have one partition, until this is undone: the broker of the tests
     cannot add any."""
-    whole = Cluster.held
-    monkeypatch.setattr(Cluster, "held", lambda self: [each for each in whole(self) if each.partition == 0])
+    holding(monkeypatch, lambda held: [each for each in held if each.partition == 0])
     return monkeypatch

@@ -24,11 +24,11 @@ from omnisupport_ingest.sources.kafka.errors import (
     RecordsGone,
     TopicReplaced,
 )
-from omnisupport_ingest.sources.kafka.offsets import Ways
+from omnisupport_ingest.sources.kafka.offsets import Held, Ways
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, mock_cluster, running_broker
 from omnisupport_ingest_tests.sources.kafka.front import front
-from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
+from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes, holding
 
 pytestmark = pytest.mark.full
 
@@ -84,14 +84,12 @@ def test_records_deleted_while_they_are_read_are_a_gap(
 ) -> None:
     mock.produce(TOPIC, changes(1, 2))
     reader.sync()
-    asked = Cluster.held
 
-    def then_overtaken(cluster: Cluster) -> object:
-        found = asked(cluster)
+    def then_overtaken(held: list[Held]) -> list[Held]:
         overtake(mock)
-        return found
+        return held
 
-    monkeypatch.setattr(Cluster, "held", then_overtaken)
+    holding(monkeypatch, then_overtaken)
     (gap,) = reader.sync().faults
     assert isinstance(gap, RecordsGone)
 

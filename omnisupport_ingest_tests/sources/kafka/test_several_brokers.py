@@ -153,9 +153,43 @@ def test_a_broker_that_is_lost_with_its_partitions_holds_up_only_them_in_that_sy
     landed = reader.keys()
     assert [each for each in landed if each not in of_it] == [each for each in keys if each not in of_it]
     assert len(landed) < len(keys) and len(set(landed)) == len(landed)
+    again = reader.sync()
+    assert not again.finished and again.batches == []
+    assert reader.keys() == landed
+    cluster.bring_back(2)
+    assert reader.sync().finished
+    assert reader.keys() == keys
+
+
+def test_the_other_partitions_land_while_some_have_no_leader(cluster: SeveralBrokers, reader: Reader) -> None:
+    keys = fill(cluster)
+    assert reader.sync().finished
+    keys += fill(cluster, first=RECORDS, count=5)
+    cluster.lose(2)
+    away = [each for each in keys if each // 1000 in (1, 4) and each % 1000 >= RECORDS]
+
+    report = reader.sync()
+    assert reader.keys() == sorted(set(keys) - set(away))
+    assert not report.finished
+    assert [type(each) for each in report.faults] == [KafkaUnreachable] * 2
+    for number, fault in zip((1, 4), report.faults, strict=True):
+        assert f"the offsets of {TOPIC}[{number}]" in fault.problem
+    arrival = report.batches[-1].arrival
+    assert arrival.watermark == arrival.watermark_before, "nobody knows what waits in those"
+
+    cluster.bring_back(2)
+    assert reader.sync().finished
+    assert reader.keys() == sorted(keys), "each of them once"
+
+
+def test_a_topic_is_not_begun_while_a_partition_has_no_leader(
+    cluster: SeveralBrokers, reader: Reader
+) -> None:
+    keys = fill(cluster)
+    cluster.lose(2)
     with pytest.raises(KafkaUnreachable, match=rf"the offsets of {TOPIC}\[1\]"):
         reader.sync()
-    assert reader.keys() == landed
+    assert reader.store.current_epoch() is None, "its first offset is not known"
     cluster.bring_back(2)
     assert reader.sync().finished
     assert reader.keys() == keys

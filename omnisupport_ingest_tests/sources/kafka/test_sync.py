@@ -23,14 +23,14 @@ from omnisupport_ingest.sources.kafka.errors import (
     KafkaUnreachable,
     TopicReplaced,
 )
-from omnisupport_ingest.sources.kafka.offsets import Ways, landed_offsets
+from omnisupport_ingest.sources.kafka.offsets import Held, Ways, landed_offsets
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, encoded
-from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
+from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes, holding
 from omnisupport_ingest_tests.waiting import until
 
 MADE_ANEW = Ways(new_epoch="topic made anew")
@@ -407,13 +407,12 @@ def test_a_cluster_that_takes_long_to_say_what_it_holds_leaves_a_tick_its_time(
     broker.make_topic(f"{prefix}a")
     broker.produce(f"{prefix}a", changes(1, 3))
     reader = Reader(tmp_path, broker.address, prefix)
-    asked = Cluster.held
 
-    def slowly(cluster: Cluster) -> object:
+    def slowly(held: list[Held]) -> list[Held]:
         time.sleep(1.2)
-        return asked(cluster)
+        return held
 
-    monkeypatch.setattr(Cluster, "held", slowly)
+    holding(monkeypatch, slowly)
     reader.sync(seconds=1)
     assert reader.keys() == [1, 2, 3]
 

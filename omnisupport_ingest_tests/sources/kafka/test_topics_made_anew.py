@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ import pytest
 from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaRefused, RecordsGone, TopicReplaced
-from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways
+from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Ways
 from omnisupport_ingest.sources.kafka.run import preflight
 from omnisupport_ingest_tests.sources.debezium.told import customer
 from omnisupport_ingest_tests.sources.kafka.broker import Broker
-from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
+from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes, holding
 
 MADE_ANEW = Ways(new_epoch="topic made anew")
 
@@ -53,8 +54,7 @@ def test_a_topic_made_anew_with_fewer_partitions_forgets_those_of_the_old_one(
     broker.produce(topic, changes(5, 5))
     broker.produce(topic, changes(12, 3), 1)
     with monkeypatch.context() as one:
-        whole = Cluster.held
-        one.setattr(Cluster, "held", lambda self: [each for each in whole(self) if each.partition == 0])
+        holding(one, lambda held: [each for each in held if each.partition == 0])
         assert reader.sync(MADE_ANEW).faults == []
     # Then the second partition is added.
     assert reader.sync().faults == []
@@ -84,15 +84,7 @@ def test_an_added_partition_whose_first_records_retention_took_is_a_gap(
 
 def hold_from(low: int, patch: pytest.MonkeyPatch) -> None:
     """The cluster says that partition 1 begins at ``low``: the broker of the tests deletes nothing."""
-    whole = Cluster.held
-
-    def later(cluster: Cluster) -> list[Held]:
-        return [
-            Held(each.topic, each.partition, low * each.partition, each.end, each.topic_id)
-            for each in whole(cluster)
-        ]
-
-    patch.setattr(Cluster, "held", later)
+    holding(patch, lambda held: [replace(each, low=low * each.partition) for each in held])
 
 
 def test_partitions_of_a_cluster_without_ids_can_be_added_by_a_new_epoch(

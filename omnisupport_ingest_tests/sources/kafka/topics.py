@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import OffsetSpan
 from omnisupport_ingest.sources.debezium.handling import Handling
-from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Ways
+from omnisupport_ingest.sources.kafka.client import Cluster
+from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Partition, Ways
 from omnisupport_ingest.sources.kafka.run import KafkaSource
 from omnisupport_ingest.sources.kafka.sync import KafkaReport
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
+
+
+def holding(patch: pytest.MonkeyPatch, changed: Callable[[list[Held]], list[Held]]) -> None:
+    """Have the cluster say that it holds what ``changed`` makes of what it holds, until ``patch`` is
+    undone."""
+    readable = Cluster.held_of_readable
+
+    def answered(cluster: Cluster) -> tuple[list[Held], Mapping[Partition, IngestError]]:
+        held, unread = readable(cluster)
+        return changed(held), unread
+
+    patch.setattr(Cluster, "held_of_readable", answered)
 
 
 class Reader:
