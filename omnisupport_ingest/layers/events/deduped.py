@@ -50,11 +50,11 @@ from omnisupport_ingest.layers.events.judging_rules import (
     contents_of,
     contracts_needed,
     for_spark,
+    rule_results,
     rules_in_force,
 )
 from omnisupport_ingest.layers.events.kept_files import NONE_KEPT, JudgedAgain, KeptFiles, kept_files
 from omnisupport_ingest.layers.events.quarantine_files import gone_from_disk, named_by
-from omnisupport_ingest.layers.events.rule_results import rule_results
 from omnisupport_ingest.layers.events.scenarios import Tallies
 from omnisupport_ingest.layers.plan import (
     InputFiles,
