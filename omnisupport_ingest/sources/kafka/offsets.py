@@ -238,8 +238,8 @@ def check_arrival(
     """Refuse topics whose records have no order by arrival; two partitions have none, nor have two topics.
 
     Raises ``KafkaRefused`` for two topics of one table, or for a new partition, to which a key may have
-    moved. Returns the topics whose new partitions a person explains by a new epoch: they were made anew, and no id
-    can show it.
+    moved. Returns the topics whose new partitions a person explains by a new epoch: they were made anew, and
+    no id can show it.
     """
     declared_anew: set[str] = set()
     known = {topic for topic, _ in landed}
