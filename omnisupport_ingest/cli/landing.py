@@ -291,12 +291,8 @@ class _Printer:
 
 
 def _kind(batch: Manifest) -> str:
-    """Return the kind of a batch, in one or two words."""
-    if batch.chunk is not None:
-        return "snapshot end" if batch.chunk.boundary else "snapshot"
-    if batch.file is not None:
-        return "file" if batch.file.offsets is None else "kafka"
-    return "stream" if batch.rows else "idle"
+    """Return the kind of a batch, in one or two words; a stretch of the log without events is idle."""
+    return "idle" if batch.kind == "stream" and not batch.rows else batch.kind
 
 
 def _summary(batch: Manifest) -> dict[str, Any]:

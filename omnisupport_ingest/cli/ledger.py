@@ -18,7 +18,7 @@ from omnisupport_ingest.cli.opening import (
     open_workspace,
     sources_in_use,
 )
-from omnisupport_ingest.cli.status import log_probes
+from omnisupport_ingest.cli.status_logs import log_probes
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.read.loss_account import loss_account
 from omnisupport_ingest.review.quarantined import quarantined

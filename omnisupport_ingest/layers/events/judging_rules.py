@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cdc.broken_rules import SAMPLES
 from omnisupport_ingest.cdc.contents import Contents
-from omnisupport_ingest.cdc.judging import EventId, JudgingRules
+from omnisupport_ingest.cdc.event_columns import EventId
+from omnisupport_ingest.cdc.judging import JudgingRules
 from omnisupport_ingest.contracts.key_service import for_tasks
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
