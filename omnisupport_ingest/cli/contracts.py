@@ -192,7 +192,6 @@ def use(folder: str | None, decision_table: str | None, yes: bool) -> None:
     Exit code: 0 recorded, 2 usage, settings or a contract that cannot be used, 3 no home, 6 the platform
     runs on this home.
     """
-
     if folder is None and decision_table is None:
         raise click.UsageError("Name a FOLDER of contracts, or a --decision-table.")
     settings = open_settings()

@@ -36,21 +36,19 @@ from omnisupport_ingest.cli.status_targets import targets_document
 from omnisupport_ingest.cli.status_text import show_status
 from omnisupport_ingest.contracts.decision_table import DecisionTableRefused
 from omnisupport_ingest.contracts.in_force import contracts_gone, in_force
-from omnisupport_ingest.contracts.kept import usable
+from omnisupport_ingest.contracts.kept import Documents, usable
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest.read.overview import SourceOverview, TableOverview, overview
 from omnisupport_ingest.retention.forecast import disk_forecast
 from omnisupport_ingest.retention.keeping import given_up
 from omnisupport_ingest.sources.postgres.capture.outdated import differences
 from omnisupport_ingest.storage import landed_sources, recorded_storage
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.kept import Documents
     from omnisupport_ingest.landing.chain import Gap
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.read.overview import SourceOverview, TableOverview
 
 _SOURCE_SECONDS = 1.0
 """Seconds that the source may take to answer after everything else has been read."""
@@ -149,7 +147,6 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
 
     While a contract, a source or the decision table is wrong, by the documents that services go on with.
     """
-
     existing_home(open_settings())
     documents = usable(open_settings())
     settings = documents.settings
@@ -238,7 +235,6 @@ def _retention(workspace: Workspace) -> dict[str, Any]:
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
     """Return the schema changes of captured tables that need an action."""
-
     try:
         return [
             document_of(source, each) | {"what": each.what}

@@ -8,7 +8,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
+from omnisupport_ingest.contracts.sources import (
+    SourceDefinition,
+    SourceKind,
+    log_settings,
+    log_sources,
+    sources_in_force,
+)
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.capture.state import capture_state
@@ -18,7 +24,6 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import may_have_slot
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
-    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
 
@@ -46,7 +51,6 @@ def _is_log(settings: Settings, home: Home, contracts: Contracts, own: SourceDef
 
 def logs_without_contracts(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
     """Return the other logs for which the home has made a slot, and of which no table has a contract now."""
-
     return [
         _probed(settings, home, each)
         for each in sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
@@ -58,7 +62,6 @@ def logs_without_contracts(settings: Settings, home: Home, contracts: Contracts)
 
 def _probed(settings: Settings, home: Home, definition: SourceDefinition) -> _Log:
     """Return the settings of the source, and a probe of its log or why there is none."""
-
     try:
         of_source = log_settings(settings, definition)
         return of_source, _probe(of_source, home)
@@ -84,7 +87,6 @@ def log_document(
 
     ``answered_by``: until then (monotonic seconds) its server must answer.
     """
-
     if isinstance(probe, SourceAnswer):
         reach = probe
     else:

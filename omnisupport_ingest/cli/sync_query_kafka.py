@@ -48,7 +48,6 @@ def sync_query(
     ``refresh``: why ``tables`` (empty: all) are read whole, in a new epoch; None: no table is read whole.
     ``compare``: also compare the keys with the lake.
     """
-
     source = QuerySource.of(definition, workspace.contracts, workspace.home)
     anew = [table_named(each, source.tables) for each in tables] or list(source.tables)
 
@@ -171,7 +170,6 @@ def sync_kafka(
     ``accept_gap``, ``new_epoch``: the reason to continue after a gap, or to begin an epoch; empty if not
     requested.
     """
-
     source = KafkaSource.of(definition, workspace.contracts, workspace.home, workspace.settings)
 
     def landed(batch: Manifest) -> None:
