@@ -1,7 +1,7 @@
 """Ends runs that Dagster still records as started although their process is gone.
 
 Dagster's default launcher has no health check, and the code server that would have reported the end may have
-died with the run. Such a run would block the sensor and hold the pools of its tables forever. To end a live
+died with the run. Such a run would block the sensor and hold the pools of its tables without end. To end a live
 run by mistake is worse: its pools would be freed while it still writes. So before its first step a run
 records its process by an identity that does not depend on the clock (``processes``).
 

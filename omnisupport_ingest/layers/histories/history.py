@@ -281,7 +281,7 @@ class _Update(KeyedUpdate):
         return None
 
     def _events_of_many(self, keys: DataFrame) -> tuple[DataFrame, DataFrame, int]:
-        """Return three things: the events that the versions of ``keys`` and of keys tied to them depend on;
+        """Return the events that the versions of ``keys`` and of keys tied to them depend on;
         these keys, each once; and the number of parts in which to fold them."""
         events = self._events.events(self._spark, self._contract)
         wanted = tied(keys, events)
