@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.session.server import ServerFacts, serv
 
 
 def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
-    """Return a finding for each setting that two sources of a database share although only one may have it.
+    """Return a finding for everything that two sources of a database share and only one may have.
 
     Empty for a source that shares no database. ``settings``: of the source that ``dsn`` connects to. Raises
     ``SourceRefused`` or ``SourceUnavailable``.
