@@ -37,10 +37,8 @@ def way_problems(contracts: Contracts, sources: Sources) -> list[ContractError]:
 
 
 def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[ContractError]:
-    path, come = (
-        Path(contract.path),
-        f"{contract.full_name} comes {_COME[source.kind]} ({_defined_by(source)})",
-    )
+    path = Path(contract.path)
+    come = f"{contract.full_name} comes {_COME[source.kind]} ({_defined_by(source)})"
     log = f"or define {source.name} with the kind postgres_log."
     if source.kind is SourceKind.QUERY and contract.cursor is None:
         yield refused(
