@@ -19,7 +19,7 @@ from omnisupport_ingest.contracts.columns import read_columns, refused
 from omnisupport_ingest.contracts.cursor_policy import read_cursor
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
-from omnisupport_ingest.contracts.expressions import closing_after
+from omnisupport_ingest.contracts.expression_syntax import closing_after
 from omnisupport_ingest.contracts.model import (
     DEFAULT_ALLOWED_LATENESS,
     DEFAULT_MAX_LATENESS,
