@@ -75,7 +75,7 @@ def send_to(endpoint: str | None) -> None:
             fix='Install them: pip install "omnisupport-ingest[traces]". Or unset the setting.',
         ) from None
     for name in _TELL_THE_ENDPOINT:
-        logging.getLogger(name).addFilter(_untold)
+        logging.getLogger(name).addFilter(_without_texts)
     export_by(lambda: OTLPSpanExporter(endpoint=endpoint, timeout=_SECONDS))
 
 
@@ -132,11 +132,11 @@ def _provider(run_id: str, exporter: Callable[[], SpanExporter]) -> TracerProvid
     return provider
 
 
-def _untold(record: logging.LogRecord) -> bool:
+def _without_texts(record: logging.LogRecord) -> bool:
     """Reduce the errors in ``record`` to their names; their texts may contain secrets. Always returns True:
     it is logged."""
-    told = record.args if isinstance(record.args, tuple) else ()
-    record.args = tuple(_named(each) for each in told) or record.args
+    given = record.args if isinstance(record.args, tuple) else ()
+    record.args = tuple(_named(each) for each in given) or record.args
     record.exc_info = record.exc_text = None
     return True
 
@@ -145,7 +145,7 @@ def _named(value: object) -> object:
     if isinstance(value, BaseException):
         return type(value).__name__
     # The reason of a failure as text: the words of an error, or those of HTTP.
-    return "(not told)" if isinstance(value, str) and "://" in value else value
+    return "(not shown)" if isinstance(value, str) and "://" in value else value
 
 
 def span(name: str, **attributes: str | int | bool) -> AbstractContextManager[Any]:

@@ -20,7 +20,8 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.cdc.judging import DISCARDED, DUPLICATE, TableOfBatch
+from omnisupport_ingest.cdc.event_columns import TableOfBatch
+from omnisupport_ingest.cdc.judging import DISCARDED, DUPLICATE
 from omnisupport_ingest.contracts.decision_table import (
     BATCH_REJECTED,
     DUPLICATE_POSITION,

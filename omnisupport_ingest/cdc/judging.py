@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.decrypting import decrypt
 from omnisupport_ingest.cdc.erasing import Erasures, erased_in, without_values
+from omnisupport_ingest.cdc.event_columns import EventColumns, EventId, TableOfBatch
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
+from omnisupport_ingest.cdc.images import read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
 from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, NeverOrdinary, OrdinaryEvents, Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
@@ -116,13 +116,6 @@ _PLAIN_COPY: tuple[Any, ...] = (False, [], _COPY.scenario, DUPLICATE, _COPY.dete
 
 Image = Mapping[str, Any]
 """A row image: column name → text or None."""
-
-EventId = tuple[int, int, int, int]
-"""(epoch, commit LSN, ordinal, event hash): identifies one event, whichever batch brought it."""
-
-
-TableOfBatch = tuple[str, str, str, str]
-"""(window, schema, table, batch): the events of one table that one batch brought into one window."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +318,7 @@ class _Judge:
         return added
 
     def _one_by_one(self, batch: pa.RecordBatch, stored: pa.StringArray) -> list[pa.Array]:
-        rows = _EventColumns(batch, with_batch=bool(self._judging_rules.rejected))
+        rows = EventColumns(batch, with_batch=bool(self._judging_rules.rejected))
         started = time.perf_counter()
         images = [self._row_image(rows, row) for row in range(batch.num_rows)]
         rules = self._tables.broken([(rows.table_name(row), image) for row, image in enumerate(images)])
@@ -361,7 +354,7 @@ class _Judge:
         added = (lates, rules, reasons, verdicts, detectors, states)
         return [pa.array(values, kind) for values, (_, kind) in zip(added, _ORDINARY, strict=True)]
 
-    def _row_image(self, rows: _EventColumns, row: int) -> Image | None:
+    def _row_image(self, rows: EventColumns, row: int) -> Image | None:
         """Return the row that an event carries; None if it carries none or the image cannot be read.
 
         Columns that the fold takes from the old image are included: rules must see every value that the fold
@@ -373,7 +366,7 @@ class _Judge:
         return None if image is None else with_unsent(image, rows.unchanged[row], rows.before(row))
 
     def _mismatches(
-        self, rows: _EventColumns, images: Sequence[Image | None], stored: pa.StringArray
+        self, rows: EventColumns, images: Sequence[Image | None], stored: pa.StringArray
     ) -> list[list[str]]:
         """Return for each row how its columns, sent or not, are at odds with its contract."""
         found: list[list[str]] = [[] for _ in images]
@@ -401,7 +394,7 @@ class _Judge:
             return DISCARDED
         return OPEN if self._judging_rules.decisions.needs_review(reason) else NOT_NEEDED
 
-    def _lateness(self, rows: _EventColumns, row: int) -> tuple[bool, bool]:
+    def _lateness(self, rows: EventColumns, row: int) -> tuple[bool, bool]:
         """Return whether the event landed in a closed window, and whether it is too late to be replayed."""
         mark, window = rows.watermark_before[row], rows.window[row]
         if mark is None or window == OUT_OF_RANGE:
@@ -419,7 +412,7 @@ class _Judge:
         return self._window_ends[window]
 
     def _finding(
-        self, rows: _EventColumns, row: int, late: bool, too_late: bool, carried: _RowImage, *, released: bool
+        self, rows: EventColumns, row: int, late: bool, too_late: bool, carried: _RowImage, *, released: bool
     ) -> DetectedScenario | None:
         """Return the first scenario that keeps the event out, or None.
 
@@ -469,61 +462,6 @@ class _RowImage:
     mismatched: bool
 
 
-class _EventColumns:
-    """The columns of a batch that judging one event reads, as Python lists."""
-
-    def __init__(self, batch: pa.RecordBatch, *, with_batch: bool) -> None:
-        """``with_batch``: read also which batch brought each event."""
-        self._batch_id: list[str] | None = batch.column("batch_id").to_pylist() if with_batch else None
-        self.window: list[str] = batch.column("window").to_pylist()
-        self.copy: list[int] = batch.column("copy").to_pylist()
-        self.collision: list[bool] = batch.column("collision").to_pylist()
-        self.epoch: list[int] = batch.column("epoch").to_pylist()
-        self.newest_epoch_before: list[int | None] = batch.column("newest_epoch_before").to_pylist()
-        self.op: list[str] = batch.column("op").to_pylist()
-        self.key: list[str | None] = batch.column("key").to_pylist()
-        self.after: list[str | None] = batch.column("after").to_pylist()
-        self.unchanged: list[list[str] | None] = batch.column("unchanged").to_pylist()
-        self.misplaced: list[bool | None] = batch.column("misplaced").to_pylist()
-        self.file_row: list[int | None] = batch.column("file_row").to_pylist()
-        self.watermark_before = _moments(batch.column("watermark_before"))
-        self._moved_from: list[str | None] = batch.column("moved_from_key").to_pylist()
-        self._schema: list[str] = batch.column("source_schema").to_pylist()
-        self._table: list[str] = batch.column("source_table").to_pylist()
-        self._batch = batch
-
-    def table_name(self, row: int) -> TableName:
-        return self._schema[row], self._table[row]
-
-    def of_batch(self, row: int) -> TableOfBatch:
-        """Return the table's part of the batch that brought the event; the batch is empty if it was not
-        read."""
-        batch_id = "" if self._batch_id is None else self._batch_id[row]
-        return (self.window[row], *self.table_name(row), batch_id)
-
-    def before(self, row: int) -> str | None:
-        """Return the old image; None if every column was sent, because then it is not needed."""
-        return self._batch.column("before")[row].as_py() if self.unchanged[row] else None
-
-    def has_whole_keys(self, row: int) -> bool:
-        """Whether the event has a key without NULL, and the same of the key that it changed from, if any."""
-        moved_from: str | None = self._moved_from[row]
-        return is_whole(self.key[row]) and (moved_from is None or is_whole(moved_from))
-
-    def source_ts(self, row: int) -> datetime:
-        moment = _moments(self._batch.column("source_ts").slice(row, 1))[0]
-        assert moment is not None, "source_ts is never null"
-        return moment
-
-    def event(self, row: int) -> EventId:
-        return (
-            self.epoch[row],
-            self._batch.column("commit_lsn")[row].as_py(),
-            self._batch.column("ordinal")[row].as_py(),
-            self._batch.column("event_hash")[row].as_py(),
-        )
-
-
 def _with_warnings(
     exactly: pa.ListArray, numbers: np.ndarray[Any, Any], warned: Mapping[str, pa.BooleanArray]
 ) -> pa.ListArray:
@@ -543,15 +481,3 @@ def _with_warnings(
     numbers = numbers.copy()
     numbers[passing] = len(exactly) + np.arange(len(passing))
     return pa.concat_arrays([exactly, lists]).take(pa.array(numbers))
-
-
-def _moments(column: pa.Array) -> list[datetime | None]:
-    """Return the times as datetimes. A batch has one watermark in all of its rows, so each distinct time is
-    made once."""
-    known: dict[int, datetime] = {}
-    found: list[datetime | None] = []
-    for at in columnar.micros(column):
-        if at is not None and at not in known:
-            known[at] = columnar.EPOCH_START + timedelta(microseconds=at)
-        found.append(None if at is None else known[at])
-    return found

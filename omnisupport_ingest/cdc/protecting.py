@@ -101,8 +101,8 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
     protected = reduce(pc.or_, (_of_table(batch, place) for place in protections.by_table), undescribed)
     changed = pc.and_(protected, pc.equal(columns["verdict"], _ACCEPTED))
     if changed.true_count:
-        told = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
-        columns["identity"] = pc.if_else(changed, told, columns["identity"])
+        identities = pc.replace_substring_regex(columns["identity"], CONTENT_HASH, "]")
+        columns["identity"] = pc.if_else(changed, identities, columns["identity"])
         events = pa.table(columns).filter(changed)
         columns["event_hash"] = pc.replace_with_mask(columns["event_hash"], changed, event_hashes(events))
     return pa.RecordBatch.from_arrays(

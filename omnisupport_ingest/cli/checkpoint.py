@@ -51,7 +51,6 @@ def show(table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage, settings or no such table, 3 no home.
     """
-
     tables = list(open_workspace().tables())
     chosen = [each for each in tables if table is None or _names(table, each.spec.path)]
     if not chosen:
@@ -80,7 +79,6 @@ def export(out: Out, as_json: bool) -> None:
 
     Exit code: 0 written, 1 not writable or landing is damaged, 2 usage or settings, 3 no home.
     """
-
     record = describe(open_workspace())
     path = out.file("checkpoints.json")
     with failpoint("checkpoint.file"):

@@ -6,13 +6,12 @@ their commands import them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from pydantic import SecretStr
 
+from omnisupport_ingest.cli.contracts_reading import read_all, reading_document, show_reading
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import (
     existing_home,
@@ -24,36 +23,23 @@ from omnisupport_ingest.cli.opening import (
     tables_named,
 )
 from omnisupport_ingest.cli.out import Out, out_option
-from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
-from omnisupport_ingest.cli.render import table as show_table
+from omnisupport_ingest.cli.render import Commands, counted, echo_json
 from omnisupport_ingest.cli.withdraw import withdraw
 from omnisupport_ingest.contracts.in_force import (
     in_force,
     proposed,
     put_in_force,
-    refuse_other_subjects,
     tables_left,
 )
-from omnisupport_ingest.contracts.load import (
-    ContractError,
-    Contracts,
-    TableContract,
-    contract_paths,
-    load_contract,
-)
 from omnisupport_ingest.contracts.model import table_named
-from omnisupport_ingest.contracts.quality_document import reference_problems
 from omnisupport_ingest.contracts.sources import (
     SourceKind,
     SourceUnknown,
     load_sources,
     sources_folder,
-    sources_in,
     sources_in_force,
 )
-from omnisupport_ingest.contracts.way_in import way_problems
 from omnisupport_ingest.runtime.home_lock import HomeLock
-from omnisupport_ingest.wording import agreeing
 
 if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
@@ -179,11 +165,11 @@ def validate(as_json: bool) -> int:
     Exit code: 0 all are valid, 1 one is not, 2 usage or settings.
     """
     settings = open_settings()
-    found = _read_all(settings.contracts_dir or in_force(settings).contracts, settings)
+    found = read_all(settings.contracts_dir or in_force(settings).contracts, settings)
     if as_json:
-        echo_json(_reading_document(found))
+        echo_json(reading_document(found))
     else:
-        _show_reading(found)
+        show_reading(found)
     return FINDINGS if found.problems else 0
 
 
@@ -206,7 +192,6 @@ def use(folder: str | None, decision_table: str | None, yes: bool) -> None:
     Exit code: 0 recorded, 2 usage, settings or a contract that cannot be used, 3 no home, 6 the platform
     runs on this home.
     """
-
     if folder is None and decision_table is None:
         raise click.UsageError("Name a FOLDER of contracts, or a --decision-table.")
     settings = open_settings()
@@ -366,91 +351,6 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     else:
         proposing.show_proposal(contract, proposal, written=writes, same=same, log=log)
     return FINDINGS if proposal.for_a_person else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The usable contracts of ``folder``, by source and name, and every problem found."""
-
-    folder: Path
-    contracts: Contracts
-    problems: tuple[ContractError, ...]
-
-
-def _read_all(folder: Path, settings: Settings) -> _Reading:
-    """Read every contract file of ``folder``. Raises ``ContractError`` if it is no folder or has no
-    contract."""
-
-    read: list[TableContract] = []
-    problems: list[ContractError] = []
-    for path in contract_paths(folder):
-        try:
-            read.append(load_contract(path))
-        except ContractError as error:
-            problems.append(error)
-    # Two valid contracts may clash: then the first counts, and the other is a problem.
-    usable = Contracts(())
-    for contract in read:
-        try:
-            usable = Contracts((*usable, contract))
-        except ContractError as error:
-            problems.append(error)
-    problems += reference_problems(usable)
-    try:
-        refuse_other_subjects(settings, usable)
-    except ContractError as error:
-        problems.append(error)
-    try:
-        problems += way_problems(usable, sources_in(folder.absolute().parent / "sources", settings, usable))
-    except ContractError as error:
-        # A definition is wrong, so it is unknown how the tables of its source are read.
-        problems.append(error)
-    return _Reading(folder, usable, tuple(problems))
-
-
-def _show_reading(reading: _Reading) -> None:
-    """Print the contracts, then the problems on standard error."""
-    rows = [
-        [
-            f"{contract.source}.{contract.name}",
-            contract.full_name,
-            contract.version,
-            str(len(contract.columns)),
-            ", ".join(contract.key),
-        ]
-        for contract in reading.contracts
-    ]
-    if rows:
-        show_table(["contract", "table", "version", "columns", "key"], rows, right=("columns",))
-    for problem in reading.problems:
-        say_err(f"Error: {problem}")
-    number, wrong = len(reading.contracts), len(reading.problems)
-    read = f"{counted(number, 'contract')} in {reading.folder}"
-    # A contract that can be read may have a problem with its source or with another one, or several.
-    if wrong:
-        click.echo(f"{read} can be read; there {agreeing(wrong, 'is', 'are')} {counted(wrong, 'problem')}.")
-    else:
-        click.echo(f"{read} {agreeing(number, 'is', 'are')} valid.")
-
-
-def _reading_document(reading: _Reading) -> dict[str, Any]:
-    return {
-        "folder": str(reading.folder),
-        "contracts": [
-            {
-                "source": contract.source,
-                "name": contract.name,
-                "table": contract.full_name,
-                "version": contract.version,
-                "columns": len(contract.columns),
-                "key": list(contract.key),
-                "path": contract.path,
-                "fingerprint": contract.fingerprint,
-            }
-            for contract in reading.contracts
-        ],
-        "problems": [{"problem": each.problem, "fix": each.fix} for each in reading.problems],
-    }
 
 
 contracts.add_command(withdraw)

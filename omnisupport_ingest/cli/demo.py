@@ -33,7 +33,7 @@ from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home, HomeMismatch
-from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import Pending, pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import dagster_environment
 from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui, stop_dagster
@@ -47,6 +47,7 @@ from omnisupport_ingest.sources.postgres.embedded.dsn import embedded_server, so
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.verify import services
 from omnisupport_ingest.verify.again import (
+    StartedReplay,
     changed_tables,
     contents,
     differing,
@@ -54,15 +55,12 @@ from omnisupport_ingest.verify.again import (
     replayable,
     start_replay,
 )
-from omnisupport_ingest.verify.proof import prove
+from omnisupport_ingest.verify.proof import Proof, prove
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from omnisupport_ingest.demo.domain import Domain
-    from omnisupport_ingest.layers.scheduling.pending import Pending
-    from omnisupport_ingest.verify.again import StartedReplay
-    from omnisupport_ingest.verify.proof import Proof
 
 WINDOW = "minutes:1"
 """Window size of a home that the demo makes; the workload reaches at least two windows."""
@@ -290,7 +288,6 @@ def start_dagster(demo: Demo) -> None:
 
 def run_the_workload(demo: Demo) -> None:
     """Commit real transactions while capture and pipeline run."""
-
     traffic = Workload(demo.domain, source_dsn(demo.settings, demo.home), demo.seed)
     with progress_bar() as bar:
         row = bar.add_task(f"Changing {demo.domain.title}", total=demo.changes)
@@ -328,7 +325,6 @@ def replay_a_window(demo: Demo) -> StartedReplay:
 
 def wait_for_the_sensor(demo: Demo) -> None:
     """Wait until everything that the source has committed by now is in every layer."""
-
     workspace = demo.workspace
     target = current_wal_lsn(source_dsn(demo.settings, demo.home))
     with progress_bar() as bar:
@@ -366,7 +362,6 @@ def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
 
 def prove_the_result(demo: Demo) -> Proof:
     """Compare source and dimensions at one LSN, row by row; capture and sensor continue meanwhile."""
-
     click.echo("Comparing source and dimensions at one LSN …")
     spark = session(demo.settings)
     try:

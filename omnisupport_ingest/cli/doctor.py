@@ -56,7 +56,6 @@ def doctor(archive: Out | None, as_json: bool) -> int:
 
 def diagnoses() -> Iterator[Diagnosis]:
     """Yield every finding. If something cannot be opened, that is a finding too."""
-
     settings = open_settings()
     yield from doctor_machine.machine(settings)
     if not has_home(settings):

@@ -107,7 +107,6 @@ def _versions() -> dict[str, str]:
 
 
 def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
-
     for name, make in (("status.json", status_document), ("ledger.json", account_documents)):
         try:
             yield name, make()

@@ -83,7 +83,6 @@ def _bucket(workspace: Workspace) -> Iterator[Diagnosis]:
 
 
 def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:
-
     contracts = workspace.contracts.all
     workspace.secrets(contracts)
     least = min((each.allowed_lateness for each in contracts), default=None)
@@ -119,7 +118,6 @@ def _sources(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
 
 
 def _log(settings: Settings, workspace: Workspace, name: str) -> Iterator[Diagnosis]:
-
     dsn = source_dsn_or_error(settings, workspace.home)
     if isinstance(dsn, IngestError) and settings.source_dsn is None:
         embedded_server(settings, workspace.home)  # raises if the source was captured from another server
@@ -246,7 +244,6 @@ def _size(path: Path) -> int | None:
 
 
 def _dagster(workspace: Workspace) -> Iterator[Diagnosis]:
-
     home = workspace.home
     running = (home.run / "supervisor.lock").exists() and takes_in(holder(home))
     storage = workspace.settings.dagster_pg_url

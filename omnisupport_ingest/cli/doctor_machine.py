@@ -25,12 +25,11 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import answers
 from omnisupport_ingest.runtime.running import running_services, ui_port
-from omnisupport_ingest.settings import NightlyRetention
+from omnisupport_ingest.settings import NightlyRetention, Settings
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.retention.forecast import DiskForecast
-    from omnisupport_ingest.settings import Settings
 
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -103,7 +102,6 @@ def _versions() -> Iterator[Diagnosis]:
 
 
 def _java(settings: Settings) -> Iterator[Diagnosis]:
-
     if settings.spark_remote is not None:
         return
     # No failpoint: scratch files, which the next command removes if this process is killed.

@@ -17,20 +17,16 @@ from omnisupport_ingest.cli.opening import (
 )
 from omnisupport_ingest.cli.render import clock, counted, echo_json, some
 from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
-from omnisupport_ingest.contracts.model import UnknownTable, table_named, tables_named
+from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.review.certificate import PENDING, WITHDRAWN
-from omnisupport_ingest.review.erasing import ErasureRefused, key_text, look_up
-from omnisupport_ingest.review.row_certificate import erase_row
-from omnisupport_ingest.review.subject_erasure import look_up_subject
+from omnisupport_ingest.review.erasing import Erased, ErasureRefused, key_text, look_up
+from omnisupport_ingest.review.row_certificate import RowCertificate, erase_row
+from omnisupport_ingest.review.subject_erasure import SubjectErased, look_up_subject
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.erasures import Erasure
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.review.erasing import Erased
-    from omnisupport_ingest.review.row_certificate import RowCertificate
-    from omnisupport_ingest.review.subject_erasure import SubjectErased
 
 _NOT_TOUCHED = ("landing", "raw_cdc_staging")
 """The layers from which everything else is made; they keep the values."""
@@ -91,7 +87,6 @@ def erase(
     Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its
     erasure ledger is damaged.
     """
-
     if options.why is None and not options.dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
     workspace = open_workspace()
@@ -127,7 +122,6 @@ def erase(
 
 def _refuse_withdrawn(workspace: Workspace, source: str, table: str) -> None:
     """Raise ``ErasureRefused`` if ``table`` is the name of a table whose contract was withdrawn."""
-
     withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
     for each in tables_named(table, [each for each in withdrawn if each.source == source]):
         raise ErasureRefused(

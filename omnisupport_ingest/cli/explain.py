@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,13 +16,10 @@ from omnisupport_ingest.cli.opening import (
 )
 from omnisupport_ingest.cli.views import operation_name, review_document
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.read.cell_origins import Origin
+from omnisupport_ingest.read.cell_origins import KeyEvent, Origin
+from omnisupport_ingest.read.explain import Explanation
 from omnisupport_ingest.read.explain import explain as look_up
 from omnisupport_ingest.review.erasing import key_text
-
-if TYPE_CHECKING:
-    from omnisupport_ingest.read.cell_origins import KeyEvent
-    from omnisupport_ingest.read.explain import Explanation
 
 _LONGEST = 60
 """Characters of a value that people see; ``--json`` has the whole value."""
@@ -69,7 +66,6 @@ def explain(table: str, key: tuple[str, ...], column: str | None, source: str | 
     Exit code: 0 explained, 1 the lake has no event of that key, 2 usage or settings, 3 no home or a ledger is
     damaged.
     """
-
     workspace = open_workspace()
     contract = table_of(workspace, table, source)
     if column is not None and column not in contract.column_names:

@@ -16,7 +16,7 @@ from omnisupport_ingest.cli.render import clock, counted, echo_json, iso, say_er
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import open_reading
-from omnisupport_ingest.read.as_of_files import count_tables, write_tables
+from omnisupport_ingest.read.as_of_files import TableAsOf, count_tables, write_tables
 from omnisupport_ingest.read.export import Format
 from omnisupport_ingest.read.export import export as write
 from omnisupport_ingest.runtime.spark import session
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.read.as_of_files import TableAsOf
 
 _FORM_HELP = "What to write.  [default: as the file's name ends, in a folder csv]"
 
@@ -155,7 +154,6 @@ def as_of(
     Exit code: 0 read, 1 no state there, 2 usage, settings or no such table, 3 no home, 4 no Java or
     no Spark.
     """
-
     if epoch is not None and not isinstance(at, Lsn):
         raise click.UsageError("--epoch goes with an LSN only.")
     if form is not None and out is None:

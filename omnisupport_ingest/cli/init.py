@@ -94,7 +94,6 @@ def init(folder: Path) -> None:
 
 def _write(folder: Path) -> Iterator[Path]:
     """Write the missing files of a project, and yield the path of each."""
-
     files = {
         ".env": _ENV,
         ".gitignore": _IGNORED,

@@ -18,26 +18,22 @@ from omnisupport_ingest.cli.render import counted, echo_json, say_err, some
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.contracts.kept import Documents, keep, usable
 from omnisupport_ingest.contracts.learned import LearnedColumns
-from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS
-from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, sources_in_force
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.debezium.faults import FileRefused, FilesPaused, SourceTakesNoFiles
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, handling_in_force
-from omnisupport_ingest.sources.debezium.inbox import Inbox
-from omnisupport_ingest.sources.debezium.land import Inlet, check_source, refuse_paused
+from omnisupport_ingest.sources.debezium.inbox import Inbox, Taken
+from omnisupport_ingest.sources.debezium.land import FileLanding, Inlet, check_source, refuse_paused
 from omnisupport_ingest.sources.debezium.land import land as land_file
 from omnisupport_ingest.sources.debezium.orders import WORDS
 from omnisupport_ingest.sources.encrypting import encrypting_store
 from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.debezium.inbox import Taken
-    from omnisupport_ingest.sources.debezium.land import FileLanding
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
@@ -151,7 +147,6 @@ def _check_usage(inputs: _Inputs, *, watch: bool, as_json: bool) -> None:
 def _land_files(
     settings: Settings, handling: dict[str, str], inputs: _Inputs, *, as_json: bool
 ) -> int | None:
-
     open_home(settings)
     workspace, source, new_epoch = Workspace.open(settings), inputs.source or "", inputs.new_epoch
     documents: list[dict[str, Any]] = []
@@ -179,7 +174,6 @@ def _land_files(
 
 
 def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *, once: bool) -> int | None:
-
     home = open_home(settings)
     root = folder or home.inbox
     watched = _Watched(settings, once=once)
@@ -244,7 +238,6 @@ class _Watched:
         """The error about the wrong document while the workspace is that of the copy."""
 
     def workspace(self) -> Workspace:
-
         documents = Documents(self._settings) if self._once else usable(self._settings)
         if not self._once:
             keep(documents)
@@ -289,7 +282,6 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
     ``handling``: options that override the definition of the source.
     """
-
     sources = sources_in_force(workspace.settings, workspace.contracts)
     logs = {each.name for each in sources.of_kind(SourceKind.LOG)}
     captured = source if source in logs else workspace.settings.source
@@ -317,7 +309,6 @@ def _keys_of(tables: Sequence[TableContract]) -> frozenset[frozenset[str]]:
 
 def _refuse_other_positions(definition: SourceDefinition) -> None:
     """Refuse sources whose positions cannot be compared: those read by cursors, or ordered by arrival."""
-
     by_arrival = definition.kind is SourceKind.KAFKA and definition.events.get("order") == "arrival"
     if definition.kind is SourceKind.QUERY or by_arrival:
         how = "ordered by the offsets of its topics" if by_arrival else "read by its cursors"
@@ -362,7 +353,6 @@ def _first_odd(landing: FileLanding) -> dict[str, Any] | None:
 
 def _late_windows(workspace: Workspace, landing: FileLanding) -> list[str]:
     """Return the windows of the file that were closed for one of its tables when it landed."""
-
     contracts = workspace.contracts.of_source(landing.manifest.source)
     allowed = {each.full_name: each.allowed_lateness for each in contracts}
     watermark = landing.manifest.arrival.watermark_before

@@ -18,7 +18,7 @@ from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.json_values import compact, to_plain
-from omnisupport_ingest.landing.damage import check_landing
+from omnisupport_ingest.landing.damage import Finding, check_landing
 from omnisupport_ingest.landing.debezium_envelope import OPERATIONS, Origin, envelope
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
@@ -28,8 +28,6 @@ from omnisupport_ingest.read.protected_rows import LandedProtection
 from omnisupport_ingest.storage import has_landed, landed_sources
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.landing.damage import Finding
-    from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.rows import LandedEvent
 
 _LOOK_SECONDS = 0.5
@@ -129,7 +127,6 @@ def verify(source: str | None, as_json: bool) -> int:
 
     Exit code: 0 all is as it landed, 1 something is not, 2 usage or settings, 3 no home.
     """
-
     lake = existing_home(open_settings()).lake
     with speaking():
         findings = [
@@ -180,7 +177,6 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 
     Exit code: 0 done or stopped, 1 a batch is damaged, 2 usage or settings, 3 no home.
     """
-
     store = _store(source)
     if table is not None:
         _require_table(store.source, table)
@@ -269,7 +265,6 @@ class _Printer:
         self._protection = LandedProtection.open(open_settings(), self._store.source)
 
     def print(self, batch: Manifest, event: LandedEvent) -> None:
-
         origin = self._origins.get(batch.batch_id)
         if origin is None:
             # Batches come one after the other, so only that of the last one is kept.
@@ -277,7 +272,6 @@ class _Printer:
         click.echo(compact(envelope(self._protection.of(event), origin)))
 
     def _origin_of(self, batch: Manifest) -> Origin:
-
         facts = None
         if batch.file is None:
             facts = next((each.facts for each in self._store.epochs() if each.number == batch.epoch), None)
@@ -291,12 +285,8 @@ class _Printer:
 
 
 def _kind(batch: Manifest) -> str:
-    """Return the kind of a batch, in one or two words."""
-    if batch.chunk is not None:
-        return "snapshot end" if batch.chunk.boundary else "snapshot"
-    if batch.file is not None:
-        return "file" if batch.file.offsets is None else "kafka"
-    return "stream" if batch.rows else "idle"
+    """Return the kind of a batch, in one or two words; a stretch of the log without events is idle."""
+    return "idle" if batch.kind == "stream" and not batch.rows else batch.kind
 
 
 def _summary(batch: Manifest) -> dict[str, Any]:

@@ -18,16 +18,15 @@ from omnisupport_ingest.cli.opening import (
     open_workspace,
     sources_in_use,
 )
-from omnisupport_ingest.cli.status import log_probes
+from omnisupport_ingest.cli.status_logs import log_probes
 from omnisupport_ingest.layers.reviews import ReviewLedger
-from omnisupport_ingest.read.loss_account import loss_account
+from omnisupport_ingest.read.loss_account import EpochAccount, LossAccount, loss_account
 from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 from omnisupport_ingest.storage import has_landed
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.read.loss_account import EpochAccount, LossAccount
     from omnisupport_ingest.settings import Settings
 
 _SOURCE_SECONDS = 5.0
@@ -91,7 +90,6 @@ class _Slot:
 
 
 def _account(workspace: Workspace, source: str, slot: _Slot) -> LossAccount:
-
     reviews = ReviewLedger.open(workspace, source)
     withheld = Counter(each.state for each in quarantined(workspace, source, reviews))
     return loss_account(
@@ -101,7 +99,6 @@ def _account(workspace: Workspace, source: str, slot: _Slot) -> LossAccount:
 
 def _slots(settings: Settings, workspace: Workspace) -> dict[str, _Slot]:
     """Return what the servers say of the slots of captured sources."""
-
     slots, answered_by = {}, time.monotonic() + _SOURCE_SECONDS
     for log, look in log_probes(settings, workspace.home, workspace.contracts):
         if not _captured(workspace, log.source):

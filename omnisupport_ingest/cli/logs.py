@@ -17,6 +17,7 @@ from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.runtime.service_logs import (
     Entries,
     LogFollower,
+    ServiceLog,
     last_errors,
     last_lines,
     service_logs,
@@ -25,7 +26,6 @@ from omnisupport_ingest.runtime.service_logs import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from omnisupport_ingest.runtime.service_logs import ServiceLog
 
 _LOOK_SECONDS = 0.5
 _ELSEWHERE = (

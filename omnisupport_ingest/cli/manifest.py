@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,20 +18,16 @@ from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.encrypting import encrypting_store
 from omnisupport_ingest.sources.manifests.events import examine_events, land_events
-from omnisupport_ingest.sources.manifests.examine import SeedRefused, windows_of_batches
-from omnisupport_ingest.sources.manifests.land import Inlet, land, look_through
+from omnisupport_ingest.sources.manifests.examine import Examined, SeedRefused, windows_of_batches
+from omnisupport_ingest.sources.manifests.land import Delivery, Inlet, land, look_through
 from omnisupport_ingest.sources.manifests.policies import CDC
 from omnisupport_ingest.sources.manifests.seed_manifest import (
+    ReplayOf,
     SeedManifest,
     SeedManifestError,
     default_manifests_dir,
     load_manifest,
 )
-
-if TYPE_CHECKING:
-    from omnisupport_ingest.sources.manifests.examine import Examined
-    from omnisupport_ingest.sources.manifests.land import Delivery
-    from omnisupport_ingest.sources.manifests.seed_manifest import ReplayOf
 
 _MOST_SHOWN = 20
 
@@ -53,7 +49,6 @@ def validate(path: Path | None, as_json: bool) -> None:
 
     Exit code: 0 valid, 2 usage, settings, or a manifest that cannot be used.
     """
-
     contracts = contracts_in_force(open_settings())
     paths = [path] if path else sorted(default_manifests_dir().glob("*.json"))
     seeds, wrong = dict[Path, SeedManifest](), list[SeedManifestError]()
@@ -107,7 +102,6 @@ def load(path: Path, dry_run: bool, as_json: bool) -> int | None:
 
     Exit code: 0 landed, 1 a gate rejects it or the source is paused, 2 usage, settings or manifest.
     """
-
     settings = open_settings()
     open_home(settings)
     workspace = Workspace.open(settings)
@@ -129,7 +123,6 @@ _Steps = tuple["Callable[[], Examined]", "Callable[[], Delivery]"]
 
 
 def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
-
     source = seed.contract.source
     definition = sources_in_force(workspace.settings, workspace.contracts).find(source)
     if definition.kind is not SourceKind.FILES:
@@ -150,7 +143,6 @@ def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
 
 
 def _events(workspace: Workspace, seed: SeedManifest) -> _Steps:
-
     source = seed.contract.source
     inlet = inlet_of(workspace, source, {})
     taken = sources_in_force(workspace.settings, workspace.contracts).find(source).licenses

@@ -121,7 +121,6 @@ class NotRebuilt(IngestError):
 
 def _require_dimensions(home: Home, workspace: Workspace) -> None:
     """Raise ``NotRebuilt`` if an earlier table is the only copy, because no dimension replaces it yet."""
-
     contracts = {(each.source, each.name): each for each in workspace.contracts}
     for source in _folders(home.lake, _CURRENT_STATE):
         for table in sorted(each for each in source.iterdir() if each.is_dir()):

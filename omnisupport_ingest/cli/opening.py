@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ import click
 
 from omnisupport_ingest.cli.errors import NAMED_LOG, HomeMissing
 from omnisupport_ingest.contracts.in_force import contracts_in_force, record_in_force, settings_of_home
-from omnisupport_ingest.contracts.model import UnknownTable, table_named
+from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
 from omnisupport_ingest.contracts.sources import (
     SourceKind,
     load_source,
@@ -29,9 +29,6 @@ from omnisupport_ingest.settings import Settings, require_known_variables
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
 
 R = TypeVar("R")

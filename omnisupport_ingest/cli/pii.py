@@ -16,9 +16,9 @@ from omnisupport_ingest.cli.opening import home_if_any, open_settings, open_work
 from omnisupport_ingest.cli.render import Commands, counted
 from omnisupport_ingest.contracts.at_rest import encrypted_columns
 from omnisupport_ingest.contracts.in_force import contracts_in_force
-from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.contracts.model import TableContract, table_named
 from omnisupport_ingest.contracts.pii_keys import SETTING, PiiKeyMissing, keys_in_force, named_keys
-from omnisupport_ingest.contracts.pii_scan import TO_DECIDE
+from omnisupport_ingest.contracts.pii_scan import TO_DECIDE, Proposal
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.tail import last_events
@@ -26,8 +26,6 @@ from omnisupport_ingest.layers.removed import Present, Removed
 from omnisupport_ingest.storage import has_landed
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.contracts.pii_scan import Proposal
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
@@ -71,7 +69,6 @@ def show(source: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings.
     """
-
     settings = open_settings()
     named = named_keys(settings.pii_keys)
     try:
@@ -262,7 +259,6 @@ def _scanned(landed: _Landed | None, contract: TableContract, rows: int) -> tupl
 
 def _landed(settings: Settings, source: str) -> _Landed | None:
     """Return the batches of ``source`` whose data still exists; None if nothing can have landed yet."""
-
     home = home_if_any(settings)
     if home is None or not has_landed(home.path, source):
         # Looking makes no folder.
@@ -274,7 +270,6 @@ def _landed(settings: Settings, source: str) -> _Landed | None:
 
 def _images(landed: _Landed, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
     """Yield row images of the last landed events of ``contract``."""
-
     images = last_events(landed.store, landed.batches, rows, operations=IMAGE_OPS, table=contract.full_name)
     for _, event in images:
         image = read_image(event.after)

@@ -50,7 +50,6 @@ def preflight(name: str | None, as_json: bool) -> int:
 
     Exit code: 0 nothing blocks, 1 something does, 2 usage or settings.
     """
-
     settings = open_settings()
     if name is not None and not has_log(settings, name):
         return _preflight_other(settings, name, as_json=as_json)
@@ -75,7 +74,6 @@ def preflight(name: str | None, as_json: bool) -> int:
 
 
 def _preflight_other(settings: Settings, name: str, *, as_json: bool) -> int:
-
     definition = sources_in_force(settings).find(name)
     if definition.kind is SourceKind.KAFKA:
         landing = settings.home.expanduser() / "landing"

@@ -157,7 +157,7 @@ def daemon_hangs(home: Home, settings: Settings) -> bool:
 
 def _captures(home: Home, settings: Settings) -> Iterator[Finding]:
     """Yield a finding of each log whose capture ever ran on this home."""
-    from omnisupport_ingest.cli.status import log_document, log_probes
+    from omnisupport_ingest.cli.status_logs import log_document, log_probes
 
     settings = usable(settings).settings
     probes = log_probes(settings, home, contracts_in_force(settings))

@@ -21,13 +21,11 @@ from omnisupport_ingest.contracts.model import UnknownTable, table_named, tables
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.events.event_ref import EventRef
 from omnisupport_ingest.layers.reviews import ReviewLedger
-from omnisupport_ingest.review.deciding import decide, decide_undecided, done_by, elsewhere
-from omnisupport_ingest.review.quarantined import Filter, quarantined, whole_events
+from omnisupport_ingest.review.deciding import Decided, decide, decide_undecided, done_by, elsewhere
+from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined, whole_events
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.review.deciding import Decided
-    from omnisupport_ingest.review.quarantined import Quarantined
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,7 +93,6 @@ def list_events(
 
     Exit code: 0 done, 2 usage or settings, 3 no home or its review ledger is damaged.
     """
-
     workspace = open_workspace()
     window = workspace.grid.named(window) if window else None
     where = Filter(reason=reason, state=state, table=_at_source(workspace, table), window=window)
@@ -141,7 +138,6 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
 
     Exit code: 0 done, 1 no such event, 2 usage or settings, 3 no home or its review ledger is damaged.
     """
-
     workspace = open_workspace()
     of_source = contracted_source(workspace, source or workspace.settings.source)
     event = EventRef.parse(event_id)
@@ -289,7 +285,6 @@ class _Decision:
 
 
 def _decide(options: _Decision) -> None:
-
     reviewer = deciding_person(options.by)
     workspace = open_workspace()
     source = contracted_source(workspace, options.source or workspace.settings.source)
@@ -331,7 +326,6 @@ def _at_source(workspace: Workspace, table: str | None) -> str | None:
 
 def _chosen(workspace: Workspace, source: str, options: _Decision) -> list[EventRef]:
     """Return the undecided events that ``--all`` means. Raises ``IngestError`` if there are none."""
-
     window = workspace.grid.named(options.window) if options.window else None
     table = _at_source(workspace, options.table)
     where = Filter(reason=options.quarantined_for, table=table, window=window)

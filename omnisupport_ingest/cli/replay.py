@@ -15,28 +15,25 @@ from omnisupport_ingest.cli.opening import contracted_source, open_workspace
 from omnisupport_ingest.cli.render import counted, echo_json, some
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
-from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.contracts.model import TableContract, table_named
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.removed import refuse_sealed
 from omnisupport_ingest.layers.scheduling.late_replay import refuse_backfill
 from omnisupport_ingest.layers.scheduling.run_requests import replay_ranges
-from omnisupport_ingest.read.replay_preview import preview_replay
+from omnisupport_ingest.read.replay_preview import ReplayPreview, TablePreview, preview_replay
 from omnisupport_ingest.read.window_list import window_list
 from omnisupport_ingest.runtime.dagster_home import dagster_environment
 from omnisupport_ingest.runtime.home_lock import in_use
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.verify.one_pass import OnePass, one_pass
-from omnisupport_ingest.windows import OUT_OF_RANGE, without_sentinel
+from omnisupport_ingest.windows import OUT_OF_RANGE, WindowRange, without_sentinel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.lake.checkpoint import Checkpoint
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.read.replay_preview import ReplayPreview, TablePreview
-    from omnisupport_ingest.windows import WindowRange
 
 _MOST_NAMED = 8
 _NEAREST = 2
@@ -96,7 +93,6 @@ def replay(
     Exit code: 0 done, 1 a run failed, nothing to replay or sealed, 2 usage or settings, 3 no home, 6 another
     pass runs on this home.
     """
-
     if reason is None and not dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
     workspace = open_workspace()
@@ -144,7 +140,6 @@ def replay_windows(request: ReplayRequest, reason: str | None, *, as_json: bool 
 def windows_between(workspace: Workspace, source: str, first: str, last: str) -> list[str]:
     """Return the windows of the range that have events. Without any, raises a usage error or
     ``NothingToReplay``."""
-
     first, last = workspace.grid.named(first), workspace.grid.named(last)
     if OUT_OF_RANGE in (first, last):
         raise click.UsageError(f"{OUT_OF_RANGE} is replayed with every window: name any other.")
@@ -165,7 +160,6 @@ def windows_between(workspace: Workspace, source: str, first: str, last: str) ->
 
 
 def _preview(request: ReplayRequest) -> ReplayPreview:
-
     workspace, settings = request.workspace, request.workspace.settings
 
     def preview(spark: SparkSession) -> ReplayPreview:
@@ -264,7 +258,6 @@ def _carry_out(the_pass: OnePass, request: ReplayRequest, reason: str) -> dict[s
 
 
 def _runs(request: ReplayRequest) -> list[WindowRange]:
-
     known = [each.window for each in window_list(request.workspace, request.source).windows]
     return replay_ranges(request.workspace.grid, request.windows, without_sentinel(known))
 

@@ -16,18 +16,15 @@ from omnisupport_ingest.cli.opening import (
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, heading, iso, size, some
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.contracts.durations import duration_text
-from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.contracts.model import TableContract, table_named
 from omnisupport_ingest.retention.keeping import kept_by
-from omnisupport_ingest.retention.old_files import old_files, sweep_old_files
-from omnisupport_ingest.retention.plan import plan_retention
+from omnisupport_ingest.retention.old_files import OldFiles, old_files, sweep_old_files
+from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.runtime.dagster_home import RUN_LOGS_KEPT, TICKS_KEPT
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.retention.old_files import OldFiles
-    from omnisupport_ingest.retention.plan import RetentionPlan
     from omnisupport_ingest.settings import Settings
 
 _of_source = click.option("--source", metavar="NAME", help="Only this source.  [default: all of the home]")
@@ -61,7 +58,6 @@ def show(source: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
-
     workspace = open_workspace()
     documents = [
         {"source": name, **asdict(each), "keep": duration_text(each.keep)}
@@ -137,7 +133,6 @@ def apply(source: str | None, table: str | None, by: str | None, yes: bool, as_j
 
 
 def _show_or_apply(source: str | None, table: str | None, by: str | None, *, as_json: bool) -> None:
-
     workspace = open_workspace()
     documents = []
     for name, only in _chosen(workspace, source, table):

@@ -94,7 +94,6 @@ def serve(name: str, listen: str, check: bool) -> int | None:
 
 
 def _service(name: str, settings: Settings, home: Home, listen: str) -> Service:
-
     if name == SPARK:
         return connect_service(settings)
     dagster_services.prepare_dagster(settings, home)
@@ -123,7 +122,6 @@ def _become(service: Service, home: Home) -> None:
 
 def _answers(name: str, settings: Settings, home: Home) -> bool:
     """Whether the service ``name`` of ``home`` can be used."""
-
     if name == SPARK:
         return ConnectAddress.read(home.run) is not None
     if name == DAEMON:

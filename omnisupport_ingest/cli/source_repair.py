@@ -20,7 +20,7 @@ from omnisupport_ingest.cli.opening import (
 from omnisupport_ingest.cli.render import counted, say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.contracts.in_force import contracts_in_force
-from omnisupport_ingest.contracts.model import table_named
+from omnisupport_ingest.contracts.model import TableContract, table_named
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
@@ -29,7 +29,6 @@ from omnisupport_ingest.sources.postgres.session.lease import is_captured
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-    from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.key_range import KeyRange
     from omnisupport_ingest.landing.store import LandingStore

@@ -320,7 +320,6 @@ def _text(value: object) -> str | None:
 
 def _other_status(settings: Settings, name: str, *, as_json: bool) -> int:
     """Print how far each table or partition of the source ``name`` has been read; returns the exit code."""
-
     definition = sources_in_force(settings).find(name)
     if definition.kind not in (SourceKind.KAFKA, SourceKind.QUERY):
         pause = PauseRequest(existing_home(settings).landing / name).read()

@@ -16,7 +16,9 @@ from omnisupport_ingest.contracts.databases import database_of
 from omnisupport_ingest.contracts.documents import document_text, program_file
 from omnisupport_ingest.contracts.in_force import contracts_so_far, in_force
 from omnisupport_ingest.contracts.sources import (
+    SourceDefinition,
     SourceKind,
+    Sources,
     log_settings,
     source_of,
     sources_folder,
@@ -28,7 +30,6 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.capture.outdated import ContractDrift
 
@@ -307,7 +308,6 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
 
 
 def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
-
     tables = definition.tables(contracts_so_far(settings))
     return {
         "name": definition.name,

@@ -28,6 +28,7 @@ from omnisupport_ingest.cli.status_health import (
     unread_slots,
 )
 from omnisupport_ingest.cli.status_live import watch as watching
+from omnisupport_ingest.cli.status_logs import log_document, log_probes, logs_without_contracts
 from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 from omnisupport_ingest.cli.status_promised import promised_document
 from omnisupport_ingest.cli.status_reading import ReadingLooks
@@ -35,33 +36,19 @@ from omnisupport_ingest.cli.status_targets import targets_document
 from omnisupport_ingest.cli.status_text import show_status
 from omnisupport_ingest.contracts.decision_table import DecisionTableRefused
 from omnisupport_ingest.contracts.in_force import contracts_gone, in_force
-from omnisupport_ingest.contracts.kept import usable
+from omnisupport_ingest.contracts.kept import Documents, usable
 from omnisupport_ingest.contracts.model import ContractError
-from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
 from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest.read.overview import SourceOverview, TableOverview, overview
 from omnisupport_ingest.retention.forecast import disk_forecast
 from omnisupport_ingest.retention.keeping import given_up
 from omnisupport_ingest.sources.postgres.capture.outdated import differences
-from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-from omnisupport_ingest.sources.postgres.capture.state import capture_state
-from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
-from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceProbe
-from omnisupport_ingest.sources.postgres.slot.home_slot import may_have_slot
 from omnisupport_ingest.storage import landed_sources, recorded_storage
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.kept import Documents
-    from omnisupport_ingest.contracts.model import Contracts
-    from omnisupport_ingest.contracts.sources import SourceDefinition
-    from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.chain import Gap
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.read.overview import SourceOverview, TableOverview
-    from omnisupport_ingest.settings import Settings
-
-    _Log = tuple[Settings, SourceProbe | SourceAnswer]
 
 _SOURCE_SECONDS = 1.0
 """Seconds that the source may take to answer after everything else has been read."""
@@ -160,7 +147,6 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
 
     While a contract, a source or the decision table is wrong, by the documents that services go on with.
     """
-
     existing_home(open_settings())
     documents = usable(open_settings())
     settings = documents.settings
@@ -168,7 +154,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     home = workspace.home
     shown, unused = _chosen(workspace, source, everything=everything)
     probes = log_probes(settings, home, workspace.contracts)
-    probes += _logs_without_contracts(settings, home, workspace.contracts)
+    probes += logs_without_contracts(settings, home, workspace.contracts)
     readings = ReadingLooks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [
@@ -249,7 +235,6 @@ def _retention(workspace: Workspace) -> dict[str, Any]:
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
     """Return the schema changes of captured tables that need an action."""
-
     try:
         return [
             document_of(source, each) | {"what": each.what}
@@ -272,96 +257,6 @@ def _chosen(workspace: Workspace, source: str | None, *, everything: bool) -> tu
         return known, []
     used = {workspace.settings.source, *sources_in_use(workspace)}
     return [each for each in known if each in used], [each for each in known if each not in used]
-
-
-def log_probes(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
-    """Return each log of the home, its own first: its settings, and a probe or why there is none."""
-    own = sources_in_force(settings, contracts).find(settings.source)
-    logs = [each for each in log_sources(settings, contracts) if each.name != own.name]
-    if _is_log(settings, home, contracts, own):
-        logs.insert(0, own)
-    return [_probed(settings, home, each) for each in logs]
-
-
-def _is_log(settings: Settings, home: Home, contracts: Contracts, own: SourceDefinition) -> bool:
-    """Whether the settings' ``own`` source is a log. In a home with contracts, one that nothing but its usual
-    name speaks of is none."""
-    if own.kind is not SourceKind.LOG:
-        return False
-    named = own.path or settings.source_dsn is not None or contracts.of_source(own.name)
-    made = (home.path / "postgres").exists() or may_have_slot(home.landing, own.name)
-    return bool(named) or made or not len(contracts)
-
-
-def _logs_without_contracts(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
-    """Return the other logs for which the home has made a slot, and of which no table has a contract now."""
-
-    return [
-        _probed(settings, home, each)
-        for each in sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
-        if each.name != settings.source
-        and not contracts.of_source(each.name)
-        and may_have_slot(home.landing, each.name)
-    ]
-
-
-def _probed(settings: Settings, home: Home, definition: SourceDefinition) -> _Log:
-    """Return the settings of the source, and a probe of its log or why there is none."""
-
-    try:
-        of_source = log_settings(settings, definition)
-        return of_source, _probe(of_source, home)
-    except IngestError as error:
-        named = settings.model_copy(update={"source": definition.name})
-        return named, SourceAnswer(False, error.problem)
-
-
-def _probe(settings: Settings, home: Home) -> SourceProbe | SourceAnswer:
-
-    away = SourceAnswer(False, "The embedded PostgreSQL is not running.")
-    if settings.source_dsn is None and not (home.path / "postgres").exists():
-        return away
-    try:
-        return SourceProbe(source_dsn(settings, home), settings.slot)
-    except IngestError:
-        return away
-
-
-def log_document(
-    settings: Settings, home: Home, probe: SourceProbe | SourceAnswer, answered_by: float
-) -> dict[str, Any]:
-    """Return what is shown of a log, as JSON values.
-
-    ``answered_by``: until then (monotonic seconds) its server must answer.
-    """
-
-    if isinstance(probe, SourceAnswer):
-        reach = probe
-    else:
-        reach = probe.result(max(0.0, answered_by - time.monotonic()))
-    landing = home.path / "landing" / settings.source
-    pause = PauseRequest(landing).read()
-    capture = capture_state(home.path / "run", landing, settings.source, pause, None)
-    slot = reach.slot
-    return {
-        "name": settings.source,
-        "kind": "embedded" if settings.source_dsn is None else "configured",
-        "reachable": reach.reachable,
-        "problem": reach.problem,
-        "server_version": reach.server,
-        "slot": {
-            "name": settings.slot,
-            "there": slot is not None if reach.reachable else None,
-            "read": slot.active_pid is not None if slot else None,
-            "wal_status": slot.wal_status if slot else None,
-            "retained_bytes": slot.retained_bytes if slot else None,
-            "safe_bytes": slot.safe_bytes if slot else None,
-            "confirmed_flush_lsn": str(slot.confirmed_flush_lsn) if slot else None,
-        },
-        "capture": capture.state.value,
-        "paused": str(pause) if pause else None,
-        "last_error": capture.last_error.problem if capture.last_error else None,
-    }
 
 
 # --- as JSON -----------------------------------------------------------------------------------------------

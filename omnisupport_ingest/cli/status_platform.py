@@ -15,14 +15,13 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.probes import daemon_hangs
 from omnisupport_ingest.runtime.home_lock import holder, takes_in
 from omnisupport_ingest.runtime.ports import LOOPBACK
-from omnisupport_ingest.runtime.recorded_runs import recorded
+from omnisupport_ingest.runtime.recorded_runs import RunSeen, recorded
 from omnisupport_ingest.runtime.running import running_services, ui_port
 from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
     from omnisupport_ingest.home import Home
-    from omnisupport_ingest.runtime.recorded_runs import RunSeen
     from omnisupport_ingest.settings import Settings
 
 _GOING_ON_SHOWN = 10
@@ -35,7 +34,6 @@ def platform_document(settings: Settings, home: Home, contracts: Contracts | Non
 
     Only checks of the tables of ``contracts`` are included; all if it is None (they cannot be read).
     """
-
     run_folder = home.path / "run"
     port = ui_port(run_folder)
     known = recorded(home.path / "dagster", settings.dagster_pg_url)

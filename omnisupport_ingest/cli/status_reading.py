@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.contracts.in_force import contracts_in_force
-from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, sources_in_force
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.lease import is_captured
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
-    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.kafka.run import Lag
@@ -135,7 +134,6 @@ class ReadingLooks:
 
 
 def _state(home: Home, source: str) -> str:
-
     if PauseRequest(_landing(home, source)).read() is not None:
         return "PAUSED"
     return "RUNNING" if is_captured(home.run, source) else "STOPPED"

@@ -20,7 +20,7 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.sync_query_kafka import sync_kafka, sync_query
 from omnisupport_ingest.cli.views import pass_progress, proof_document, show_proof
 from omnisupport_ingest.cli.waiting_events import say_waiting
-from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, SourceUnknown, sources_in_force
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.connection import connect
@@ -28,7 +28,6 @@ from omnisupport_ingest.sources.postgres.session.server import slot_facts
 from omnisupport_ingest.verify.one_pass import FULL, IN_SAMPLE, NONE, Synced, one_pass, sync_log
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.settings import Settings
@@ -121,7 +120,6 @@ def sync(name: str | None, as_json: bool, options: _Options) -> int:
     settings or contract; 4 source, Java or Spark does not answer; 5 the source is not set up; 6 the
     home, the slot or the capture is in use; 7 a gap in the source, or a service failed.
     """
-
     settings = open_settings()
     open_home(settings)
     workspace = Workspace.open(settings)
@@ -260,7 +258,6 @@ class SlotLeft:
 
 def slot_left(settings: Settings, home: Home) -> SlotLeft | None:
     """Return the slot of ``settings`` on the source; None if it does not exist."""
-
     with closing(connect(source_dsn(settings, home))) as connection:
         slot = slot_facts(connection, settings.slot)
     return None if slot is None else SlotLeft(slot.name, slot.retained_bytes or 0, slot.safe_bytes)

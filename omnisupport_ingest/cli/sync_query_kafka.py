@@ -48,7 +48,6 @@ def sync_query(
     ``refresh``: why ``tables`` (empty: all) are read whole, in a new epoch; None: no table is read whole.
     ``compare``: also compare the keys with the lake.
     """
-
     source = QuerySource.of(definition, workspace.contracts, workspace.home)
     anew = [table_named(each, source.tables) for each in tables] or list(source.tables)
 
@@ -80,13 +79,7 @@ def sync_query(
         _show_query(report, runs)
         if compared is not None:
             _show_comparison(compared)
-    say_waiting(workspace, definition.name)
-    for fault in report.faults[1:]:
-        say_err(str(fault))
-    if report.faults:
-        # Raised at the end, when all other tables are in the lake.
-        raise report.faults[0]
-    return 0
+    return _ended(workspace, report)
 
 
 def _query_document(
@@ -137,6 +130,17 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
     )
 
 
+def _ended(workspace: Workspace, report: SyncReport | KafkaReport) -> int:
+    """Print what waits and what went wrong; return the exit code. Raises the first fault now, when all that
+    could be read is in the lake."""
+    say_waiting(workspace, report.source)
+    for fault in report.faults[1:]:
+        say_err(str(fault))
+    if report.faults:
+        raise report.faults[0]
+    return 0
+
+
 def _runs_of(source: str, runs: Sequence[FinishedRun]) -> str:
     """Return how many of ``runs`` took in ``source``, and which other sources had batches that waited."""
     own = [each for each in runs if each.source == source]
@@ -166,7 +170,6 @@ def sync_kafka(
     ``accept_gap``, ``new_epoch``: the reason to continue after a gap, or to begin an epoch; empty if not
     requested.
     """
-
     source = KafkaSource.of(definition, workspace.contracts, workspace.home, workspace.settings)
 
     def landed(batch: Manifest) -> None:
@@ -183,13 +186,7 @@ def sync_kafka(
         echo_json(_kafka_document(report, runs))
     else:
         _show_kafka(report, runs)
-    say_waiting(workspace, definition.name)
-    for fault in report.faults[1:]:
-        say_err(str(fault))
-    if report.faults:
-        # Raised at the end, when all other partitions are in the lake.
-        raise report.faults[0]
-    return 0
+    return _ended(workspace, report)
 
 
 def _kafka_document(report: KafkaReport, runs: Sequence[FinishedRun]) -> dict[str, Any]:

@@ -14,11 +14,10 @@ import click
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.opening import SOURCE_OF_TABLE, open_workspace, table_of
 from omnisupport_ingest.cli.stopping import stop_on_signal
-from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
+from omnisupport_ingest.read.dimension_changes import RowChange, changes_of, last_changes, newest_version
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.read.dimension_changes import RowChange
 
 _LONGEST = 32
 """Characters of a value that people see; ``--json`` has the whole value."""

@@ -11,12 +11,11 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_workspace, tables_named
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, span
-from omnisupport_ingest.targets.sync import sync_target, target_lag
+from omnisupport_ingest.targets.sync import TargetLag, sync_target, target_lag
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.targets.sync import TargetLag
 
 
 @click.group(cls=Commands)

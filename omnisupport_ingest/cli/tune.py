@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,18 +19,17 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.settings import ENV_FILE, PREFIX, env_with
 from omnisupport_ingest.tuning.curve import drawn, picture, require_plots
-from omnisupport_ingest.tuning.measuring import Load, measure, own, scratch
+from omnisupport_ingest.tuning.measuring import Load, Measured, measure, own, scratch
 from omnisupport_ingest.tuning.points import (
     LITERATURE_ROWS,
     LITERATURE_SECONDS,
     Bounds,
+    Percentiles,
+    Point,
+    Setting,
     recommend,
     settings_to_try,
 )
-
-if TYPE_CHECKING:
-    from omnisupport_ingest.tuning.measuring import Measured
-    from omnisupport_ingest.tuning.points import Percentiles, Point, Setting
 
 _VARIABLE = f"{PREFIX}BATCH_MAX_SECONDS"
 _INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -167,7 +166,6 @@ def tune(out: Out, write: bool, as_json: bool, **options: Any) -> int:
     4 PostgreSQL or Java is missing, 5 the source is not set up, 6 the home is in use, 7 a service failed or
     nothing was committed.
     """
-
     path = out.file("tune.svg")
     if path.suffix not in (".svg", ".png"):
         raise click.UsageError(f"{path.name} ends neither with .svg nor with .png.")

@@ -23,7 +23,7 @@ from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate, stop_on_signal
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
-from omnisupport_ingest.contracts.sources import log_settings, log_sources, sources_folder
+from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings, log_sources, sources_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster, stop_dagster
@@ -37,7 +37,6 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.verify import services
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 
@@ -218,14 +217,12 @@ class Captures:
 
     def _files(self) -> _Files:
         """Return the files of definitions and contracts, each with its modification time in nanoseconds."""
-
         folders = sources_folder(self._settings), in_force(self._settings).contracts
         changed = [(str(path), _changed(path)) for folder in folders for path in folder.glob("*.json")]
         return tuple(sorted(changed))
 
 
 def _logs(settings: Settings) -> tuple[SourceDefinition, ...]:
-
     return log_sources(settings, contracts_in_force(settings))
 
 

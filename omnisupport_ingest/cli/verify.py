@@ -83,7 +83,6 @@ def verify(
     Exit code: 0 nothing differs, 1 something differs or cannot be compared now, 2 usage or
     settings, 3 no home, 4 the source does not answer, 5 the source is not set up.
     """
-
     if full and sample is not None:
         raise click.UsageError("--full and --sample exclude each other.")
     by_checksums = checksums or repair

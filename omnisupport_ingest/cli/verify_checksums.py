@@ -12,12 +12,11 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.long_look import speaking
 from omnisupport_ingest.contracts.row_checksum import checked_columns
-from omnisupport_ingest.equality.checking import CheckOptions, check_source
+from omnisupport_ingest.equality.checking import Checked, CheckOptions, check_source
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.read.verified import DIFFERS, EQUAL
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.equality.checking import Checked
     from omnisupport_ingest.layers.workspace import Workspace
 
 _KEYS_SHOWN = 20
@@ -29,7 +28,6 @@ def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: 
 
     Returns the exit code.
     """
-
     with speaking():
         checked = check_source(workspace, CheckOptions(tables))
     requested = {

@@ -160,7 +160,6 @@ def _verdict(proof: Proof) -> str:
 
 def platform_runs(home: Home) -> bool:
     """Whether a platform runs on ``home``, which replays stale windows by itself."""
-
     # If nobody holds the lock of the home, its pid files are left over from a killed platform.
     return in_use(home) and DAEMON in running_services(home.run)
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 def say_waiting(workspace: Workspace, source: str) -> None:
     """Print on standard error how many events of ``source`` wait in quarantine, if any; counted as in
     ``status``."""
-
     try:
         discarded = discarded_of(workspace, source)
     except IngestError:

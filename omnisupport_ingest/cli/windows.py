@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from omnisupport_ingest.cli.opening import contracted_source, open_workspace
 from omnisupport_ingest.cli.render import clock, counted, echo_json, iso
 from omnisupport_ingest.cli.render import table as show_table
-from omnisupport_ingest.read.window_list import window_list
-
-if TYPE_CHECKING:
-    from omnisupport_ingest.read.window_list import WindowLine, WindowList
+from omnisupport_ingest.read.window_list import WindowLine, WindowList, window_list
 
 _LEGEND = (
     "open: takes events. closing: the watermark has passed it, its files are still to be compacted.\n"

@@ -155,7 +155,6 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
 def _alone(home: Home, sources: list[str], command: str) -> ExitStack:
     """Return the locks that give this command the home alone: no platform and no capture of ``sources``
     runs."""
-
     with ExitStack() as taken:
         taken.enter_context(HomeLock(home, command))
         for source in sources:
@@ -173,7 +172,6 @@ class _Log(NamedTuple):
 
 def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
     """Return the log of ``source``; None if it is not captured."""
-
     definition = next((each for each in sources_in_force(settings).all if each.name == source), None)
     if definition is None or definition.kind is not SourceKind.LOG:
         return None

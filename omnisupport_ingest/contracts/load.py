@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from omnisupport_ingest.contracts.columns import read_columns, refused
 from omnisupport_ingest.contracts.cursor_policy import read_cursor
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
-from omnisupport_ingest.contracts.expressions import closing_after
+from omnisupport_ingest.contracts.expression_syntax import closing_after
 from omnisupport_ingest.contracts.model import (
     DEFAULT_ALLOWED_LATENESS,
     DEFAULT_MAX_LATENESS,
@@ -263,53 +264,44 @@ def _delayed_merge(path: Path, delay: dict[str, Any] | None) -> DelayedMerge | N
 
 
 def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> RetentionPolicy:
-    landing, raw, quarantine, net_changes, history, old_files = (
-        _duration(path, f"retention.{name}", policy.get(name))
-        for name in ("landing", "raw", "quarantine", "net_changes", "history", "old_files")
-    )
-    if raw is not None and (landing is None or landing > raw):
-        raise refused(
-            path,
-            "x-cdc.retention.raw",
+    layers = [each.name for each in fields(RetentionPolicy)]
+    kept = RetentionPolicy(*(_duration(path, f"retention.{name}", policy.get(name)) for name in layers))
+    for name, kept_for, least, problem, fix in (
+        (
+            *("raw", kept.raw, kept.landing),
             "is shorter than landing, from which raw would be made again",
             "Keep landing no longer than raw: give both, landing the shorter time.",
-        )
-    if raw is not None and raw < max_lateness:
-        raise refused(
-            path,
-            "x-cdc.retention.raw",
+        ),
+        (
+            *("raw", kept.raw, max_lateness),
             "is shorter than lateness.max, within which late events are taken in by a replay from raw",
             "Keep raw at least as long as lateness.max.",
-        )
-    if quarantine is not None and (raw is None or raw > quarantine):
-        raise refused(
-            path,
-            "x-cdc.retention.quarantine",
+        ),
+        (
+            *("quarantine", kept.quarantine, kept.raw),
             "is shorter than raw, from which the events would be quarantined again",
             "Keep raw no longer than quarantine: give both, raw the shorter time.",
-        )
-    if net_changes is not None and (raw is None or raw > net_changes):
-        raise refused(
-            path,
-            "x-cdc.retention.net_changes",
+        ),
+        (
+            *("net_changes", kept.net_changes, kept.raw),
             "is shorter than raw, from which a window is judged again",
             "Keep raw no longer than net_changes: give both, raw the shorter time.",
-        )
-    if history is not None and history < max_lateness:
-        raise refused(
-            path,
-            "x-cdc.retention.history",
+        ),
+        (
+            *("history", kept.history, max_lateness),
             "is shorter than lateness.max, within which late events still make versions",
             "Keep history at least as long as lateness.max.",
-        )
-    if old_files is not None and old_files < LEAST_OLD_FILES:
-        raise refused(
-            path,
-            "x-cdc.retention.old_files",
+        ),
+        (
+            *("old_files", kept.old_files, LEAST_OLD_FILES),
             "is shorter than PT1H, and a run that is in progress needs its files",
             "Keep them for an hour at least, and longer than the longest run takes.",
-        )
-    return RetentionPolicy(landing, raw, quarantine, net_changes, history, old_files)
+        ),
+    ):
+        # None is without end.
+        if kept_for is not None and (least is None or kept_for < least):
+            raise refused(path, f"x-cdc.retention.{name}", problem, fix)
+    return kept
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.durations import parse_duration
-from omnisupport_ingest.contracts.expressions import closing_after
+from omnisupport_ingest.contracts.expression_syntax import closing_after
 from omnisupport_ingest.contracts.quality import (
     NO_QUALITY,
     QUARANTINE,
@@ -83,7 +83,7 @@ def judged_by(document: dict[str, Any] | None) -> dict[str, Any]:
 
 def _rule(path: Path, at: str, document: dict[str, Any], columns: Sequence[Column]) -> ExpressionRule:
     # Imported here: DuckDB and Arrow are slow to load, and most contracts have no such rule.
-    from omnisupport_ingest.contracts.expressions import ExpressionProblem, columns_of
+    from omnisupport_ingest.contracts.expression_syntax import ExpressionProblem, columns_of
 
     expression = document["expression"]
     try:

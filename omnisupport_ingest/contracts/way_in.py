@@ -37,7 +37,8 @@ def way_problems(contracts: Contracts, sources: Sources) -> list[ContractError]:
 
 
 def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[ContractError]:
-    path, come = Path(contract.path), f"{contract.full_name} comes {_COME[source.kind]} ({_told_by(source)})"
+    path = Path(contract.path)
+    come = f"{contract.full_name} comes {_COME[source.kind]} ({_defined_by(source)})"
     log = f"or define {source.name} with the kind postgres_log."
     if source.kind is SourceKind.QUERY and contract.cursor is None:
         yield refused(
@@ -56,7 +57,7 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
         )
 
 
-def _told_by(source: SourceDefinition) -> str:
+def _defined_by(source: SourceDefinition) -> str:
     if source.path:
         return f"kind {source.kind} in {source.path}"
     return f"no definition of {source.name} is in force, and it is not the source of the settings"

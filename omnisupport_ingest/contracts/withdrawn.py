@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from omnisupport_ingest.contracts.expressions import closing_after
+from omnisupport_ingest.contracts.expression_syntax import closing_after
 from omnisupport_ingest.contracts.in_force import in_force
 from omnisupport_ingest.contracts.load import load_contract
 from omnisupport_ingest.contracts.model import ContractError, TableContract

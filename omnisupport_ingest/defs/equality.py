@@ -14,8 +14,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.costly_checks import leaves_out
+from omnisupport_ingest.defs.hourly import one_run
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.defs.run_history import unfinished
 from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.equality.checking import Checked, CheckOptions, check_source, not_comparable
 from omnisupport_ingest.equality.standing import protected_key
@@ -186,10 +186,6 @@ def _schedule(settings: Settings, source: str, job: str) -> dg.ScheduleDefinitio
     def verify_often(
         context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.RunRequest | dg.SkipReason:
-        if not workspace.landing(source).landed().count:
-            return dg.SkipReason(f"Nothing of {source} has landed.")
-        if unfinished(context.instance, job):
-            return dg.SkipReason("The comparison before is still running.")
-        return dg.RunRequest()
+        return one_run(context, workspace, source, job)
 
     return verify_often

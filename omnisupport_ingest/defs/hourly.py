@@ -42,13 +42,20 @@ def hourly_schedule(source: str, job_name: str, minute: int, description: str) -
     def hourly(
         context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.RunRequest | dg.SkipReason:
-        if not workspace.landing(source).landed().count:
-            return dg.SkipReason(f"Nothing of {source} has landed.")
-        if unfinished(context.instance, job_name):
-            return dg.SkipReason("The run before waits or goes on.")
-        return dg.RunRequest()
+        return one_run(context, workspace, source, job_name)
 
     return hourly
+
+
+def one_run(
+    context: dg.ScheduleEvaluationContext, workspace: Workspace, source: str, job_name: str
+) -> dg.RunRequest | dg.SkipReason:
+    """Request a run of the job, unless nothing of ``source`` has landed or an earlier run is not over."""
+    if not workspace.landing(source).landed().count:
+        return dg.SkipReason(f"Nothing of {source} has landed.")
+    if unfinished(context.instance, job_name):
+        return dg.SkipReason("The run before waits or goes on.")
+    return dg.RunRequest()
 
 
 def hourly_jobs(*made: dg.Definitions) -> list[Any]:

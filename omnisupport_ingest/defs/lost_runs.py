@@ -1,9 +1,9 @@
 """Ends runs that Dagster still records as started although their process is gone.
 
 Dagster's default launcher has no health check, and the code server that would have reported the end may have
-died with the run. Such a run would block the sensor and hold the pools of its tables forever. To end a live
-run by mistake is worse: its pools would be freed while it still writes. So before its first step a run
-records its process by an identity that does not depend on the clock (``processes``).
+died with the run. Such a run would block the sensor and never free the pools of its tables. To end a live run
+by mistake is worse: its pools would be freed while it still writes. So before its first step a run records
+its process by an identity that does not depend on the clock (``processes``).
 
 Records in a PostgreSQL may include runs of other machines, whose processes are not visible here. Only the
 daemon may treat such runs as lost: there is one daemon (``runtime/records_lease.py``), and it launches every

@@ -266,10 +266,10 @@ def _remove(
 def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[ListedFile]) -> None:
     rows = []
     for file in files:
-        told: list[object] = [file.bytes, file.rows, file.partition]
+        members: list[object] = [file.bytes, file.rows, file.partition]
         if file.vector is not None or file.stats is not None:
-            told += [None if file.vector is None else astuple(file.vector), file.stats]
-        facts = json.dumps(told, separators=(",", ":"))
+            members += [None if file.vector is None else astuple(file.vector), file.stats]
+        facts = json.dumps(members, separators=(",", ":"))
         crc = checksum(file.window, file.path, version, None, facts)
         rows.append((number, file.window, file.path, version, None, facts, crc))
     # No failpoint: the failpoint lake.listed is around this transaction.
@@ -278,14 +278,14 @@ def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[Liste
 
 def file_of(window: str, path: str, since: int, until: int | None, facts: str, crc: int) -> ListedFile:
     require_checksum(crc, window, path, since, until, facts)
-    told = json.loads(facts)
-    size, rows, partition = told[:3]
-    stats = told[4] if len(told) > 3 else None
-    return ListedFile(path, window, tuple(partition), rows, size, _vector_in(told), stats)
+    members = json.loads(facts)
+    size, rows, partition = members[:3]
+    stats = members[4] if len(members) > 3 else None
+    return ListedFile(path, window, tuple(partition), rows, size, _vector_in(members), stats)
 
 
-def _vector_in(told: Sequence[Any]) -> DeletionVector | None:
-    return DeletionVector(*told[3]) if len(told) > 3 and told[3] is not None else None
+def _vector_in(members: Sequence[Any]) -> DeletionVector | None:
+    return DeletionVector(*members[3]) if len(members) > 3 and members[3] is not None else None
 
 
 def _of_action(fields: Mapping[str, Any], indexed: IndexedVersion) -> ListedFile:

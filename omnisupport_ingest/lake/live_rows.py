@@ -85,5 +85,5 @@ def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile | str]) ->
 def bare_sql(paths: Collection[str], *options: str) -> str:
     """Return all rows of the Parquet files ``paths`` as a table expression for DuckDB."""
     listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
-    told = ", ".join(("union_by_name = true", "hive_partitioning = false", *options))
-    return f"read_parquet([{listed}], {told})"
+    arguments = ", ".join(("union_by_name = true", "hive_partitioning = false", *options))
+    return f"read_parquet([{listed}], {arguments})"

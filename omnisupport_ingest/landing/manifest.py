@@ -201,6 +201,15 @@ class Manifest:
     format_version: int = field(default=FORMAT_VERSION)
 
     @property
+    def kind(self) -> str:
+        """The kind of the batch in one or two words."""
+        if self.chunk is not None:
+            return "snapshot end" if self.chunk.boundary else "snapshot"
+        if self.file is not None:
+            return "file" if self.file.offsets is None else "kafka"
+        return "stream"
+
+    @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 

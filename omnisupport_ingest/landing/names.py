@@ -1,6 +1,6 @@
 """Names of batches, derived from what each batch continues.
 
-Two writers that continue the same thing choose the same name, and only one of them can create its manifest.
+Two writers that continue the same batch choose the same name, and only one of them can create its manifest.
 Names sort by epoch, then Kafka records (``k``), snapshot chunks (``r``) and the stream (``s``), then by
 offset or position. So the last name of a stream is its newest batch.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -200,14 +200,8 @@ class LandingStore:
         Raises ``ManifestUnreadable`` or ``ManifestFromNewerVersion``.
         """
         file = self._storage.at_hand(self._manifest_file(batch_id))
-        try:
+        with _naming(file, batch_id):
             written = file.stat()
-        except FileNotFoundError:
-            raise _not_there(file, batch_id) from None
-        except PermissionError:
-            raise
-        except OSError as problem:
-            raise unreadable(file, problem.strerror) from problem
         parsed = self._parsed.get(batch_id)
         if parsed is not None and parsed[0] == (written.st_mtime_ns, written.st_size):
             return parsed[1]
@@ -221,14 +215,8 @@ class LandingStore:
 
     def _parse(self, batch_id: str) -> Manifest:
         file = self._storage.at_hand(self._manifest_file(batch_id))
-        try:
+        with _naming(file, batch_id):
             manifest = decode_manifest(content_of(file), file)
-        except FileNotFoundError:
-            raise _not_there(file, batch_id) from None
-        except PermissionError:
-            raise
-        except OSError as problem:
-            raise unreadable(file, problem.strerror) from problem
         if manifest.source != self.source:
             raise ManifestUnreadable(
                 f"{file} is a manifest of source {manifest.source!r}, not of {self.source!r}.",
@@ -485,11 +473,23 @@ class LandingStore:
             sync_folder(self._data)
 
 
-def _not_there(file: Path, batch_id: str) -> ManifestUnreadable:
-    return ManifestUnreadable(
-        f"{file} does not exist: batch {batch_id} has not landed or was removed.",
-        fix=put_back(file, "Restore the landing folder from a backup if the batch should be there."),
-    )
+@contextmanager
+def _naming(file: Path, batch_id: str) -> Iterator[None]:
+    """Raise ``ManifestUnreadable`` if the block cannot read ``file``, the manifest of ``batch_id``.
+
+    An error of missing rights passes.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise ManifestUnreadable(
+            f"{file} does not exist: batch {batch_id} has not landed or was removed.",
+            fix=put_back(file, "Restore the landing folder from a backup if the batch should be there."),
+        ) from None
+    except PermissionError:
+        raise
+    except OSError as problem:
+        raise unreadable(file, problem.strerror) from problem
 
 
 def _landing_order(manifest: Manifest) -> tuple[int, int, str, str]:

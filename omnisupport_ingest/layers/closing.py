@@ -21,7 +21,7 @@ from omnisupport_ingest.lake.staged_frames import stage_frame
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, retrying
-from omnisupport_ingest.layers.plan import WindowPlan, Work, compacted_names, unit_key
+from omnisupport_ingest.layers.plan import InputFiles, WindowPlan, Work, unit_key
 
 
 class CompactionDiffers(IngestError):
@@ -142,10 +142,9 @@ def _stands_for(
 ) -> dict[str, tuple[str, ...]]:
     """Return for each new file the names of all files that it replaces, directly or by earlier
     compactions."""
+    held = InputFiles.of((file.path for file in files), before)
     return {
-        new.path: compacted_names(
-            [file.path for file in files if file.partition == new.partition], before.compacted_units
-        )
+        new.path: tuple(sorted(held.names(file.path for file in files if file.partition == new.partition)))
         for new in compacted
     }
 

@@ -63,6 +63,10 @@ class Lateness:
                 found[part.window, part.batch_id] = found.get((part.window, part.batch_id), 0) + late
         return tuple(LateArrival(*which, events) for which, events in sorted(found.items()))
 
+    def late_batches(self, parts: Iterable[LandedPart]) -> frozenset[str]:
+        """Return the batches among those of ``parts`` that have late events."""
+        return frozenset(each.batch_id for each in self.late_parts(parts))
+
     def _late_events(self, mark: datetime | None, window: str, rows_per_table: Mapping[str, int]) -> int:
         if mark is None or window == OUT_OF_RANGE:
             return 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from omnisupport_ingest.contracts.decision_table import (
@@ -84,10 +84,24 @@ def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, asked:
     work = decide(state, upstream, rewritten=rewritten, replay=asked.replay)
     repeated = work is Work.NOTHING
     if work is Work.REPLACE or (repeated and asked.remake):
-        # No generation is higher than the number of commits, so this one is new.
-        return WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1, repeated)
+        return replace(replace_all(snapshot, window, upstream), repeated=repeated)
     taken = frozenset(state.inputs) if state else frozenset()
     return WindowPlan(window, work, upstream.units - taken, state.generation if state else 1, repeated)
+
+
+def replace_all(snapshot: TableSnapshot, window: str, upstream: Upstream) -> WindowPlan:
+    """Return the plan that makes ``window`` again from all its inputs."""
+    # No generation is higher than the number of commits, so this one is new.
+    return WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+
+
+def plan_of_files(
+    snapshot: TableSnapshot, window: str, upstream: Upstream, asked: RequestedWork, files: InputFiles
+) -> WindowPlan:
+    """Plan as ``plan_window`` does, and make the window again if ``files`` hold its new inputs only together
+    with others."""
+    plan = plan_window(snapshot, window, upstream, asked)
+    return plan if files.holding(plan.read) is not None else replace_all(snapshot, window, upstream)
 
 
 def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, replay: bool) -> Work:
@@ -111,41 +125,46 @@ def repeats_writes(decisions: DecisionTable) -> bool:
     return decisions.action(DUPLICATE_WRITE) == REPLAY_WINDOW
 
 
-StandsFor = Mapping[str, Sequence[str]]
-"""Path of a compacted file → the names it stands for; any other file stands for itself."""
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """The paths of the files that the layer above has of one window.
 
-
-def units_of(files: Iterable[str], stands_for: StandsFor) -> frozenset[str]:
-    """The names that the ``files`` stand for."""
-    return frozenset(name for file in files for name in _names(file, stands_for))
-
-
-def files_to_read(
-    files: Iterable[str], stands_for: StandsFor, wanted: Collection[str]
-) -> frozenset[str] | None:
-    """Return the ``files`` that hold exactly the ``wanted`` names.
-
-    Returns None if a file holds both wanted names and others: they cannot be separated any more, so the
-    caller has to take all of them again.
+    ``stands_for``: path of a compacted file → the names of the files that it replaced. Any other file stands
+    for itself.
     """
-    found = set()
-    for file in files:
-        names = _names(file, stands_for)
-        held = sum(name in wanted for name in names)
-        if held == len(names):
-            found.add(file)
-        elif held:
-            return None
-    return frozenset(found)
 
+    paths: tuple[str, ...]
+    stands_for: Mapping[str, Sequence[str]]
 
-def compacted_names(files: Iterable[str], stands_for: StandsFor) -> tuple[str, ...]:
-    """Return the names that a file replacing ``files`` stands for; some of these may be compacted already."""
-    return tuple(sorted(units_of(files, stands_for)))
+    @classmethod
+    def of(cls, paths: Iterable[str], above: WindowState | None) -> InputFiles:
+        """Return the files at ``paths``; ``above``: the window's state in the layer above."""
+        return cls(tuple(paths), above.compacted_units if above is not None else {})
 
+    @property
+    def units(self) -> frozenset[str]:
+        """The names that the files stand for."""
+        return self.names(self.paths)
 
-def _names(file: str, stands_for: StandsFor) -> Sequence[str]:
-    return stands_for.get(file, (file,))
+    def names(self, paths: Iterable[str]) -> frozenset[str]:
+        """Return the names that the files at ``paths`` stand for."""
+        return frozenset(name for path in paths for name in self.stands_for.get(path, (path,)))
+
+    def holding(self, wanted: Collection[str]) -> frozenset[str] | None:
+        """Return the paths of the files that hold exactly the ``wanted`` names.
+
+        Returns None if a file holds both wanted names and others: they cannot be separated any more, so the
+        caller has to take all of them again.
+        """
+        found = set()
+        for path in self.paths:
+            names = self.names([path])
+            held = sum(name in wanted for name in names)
+            if held == len(names):
+                found.add(path)
+            elif held:
+                return None
+        return frozenset(found)
 
 
 LOGIC_VERSION = 6

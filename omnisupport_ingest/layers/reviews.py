@@ -14,7 +14,8 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from omnisupport_ingest.cdc.judging import DISCARD, DISCARD_COPIES, RELEASE, EventId
+from omnisupport_ingest.cdc.event_columns import EventId
+from omnisupport_ingest.cdc.judging import DISCARD, DISCARD_COPIES, RELEASE
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_POSITION
 from omnisupport_ingest.lake.ledger import SEQUENCE, refuse_row, require_rows
 from omnisupport_ingest.layers.events.event_ref import EventRef

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar, Generic, TypeVar
 
 from pyspark.sql import SparkSession
@@ -20,7 +21,8 @@ from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers import closing
 from omnisupport_ingest.layers.checkpoints import Identity, Outcome, change_for, report
 from omnisupport_ingest.layers.closing import Compaction
-from omnisupport_ingest.layers.plan import RequestedWork, Upstream, WindowPlan, Work, unit_key
+from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.plan import RequestedWork, Upstream, WindowPlan, Work, repeats_writes, unit_key
 from omnisupport_ingest.layers.workspace import Workspace
 
 
@@ -33,6 +35,14 @@ class LayerRun:
     source: str
     run_id: str
     asked: RequestedWork
+
+    @classmethod
+    def of(
+        cls, workspace: Workspace, spark: SparkSession, source: str, run_id: str, *, replay: bool
+    ) -> LayerRun:
+        """Return a run that makes its windows again with ``replay``, or where the decision table wants it."""
+        asked = RequestedWork(replay, repeats_writes(workspace.decisions))
+        return cls(workspace, spark, source, run_id, asked)
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,25 @@ class WindowUpdate(ABC, Generic[JobT]):
     def closes_now(self, job: JobT, files: StagedFiles) -> bool:  # noqa: ARG002
         """Whether the window of ``job`` is closed after this commit; by default a later run does it."""
         return False
+
+
+class EventsUpdate(WindowUpdate[JobT]):
+    """The update of a table of events, whose windows the ``watermark`` closes.
+
+    ``sealed``: windows whose events retention has removed. A subclass reads them once it has opened its
+    inputs.
+    """
+
+    sealed: frozenset[str]
+
+    def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, watermark: datetime | None) -> None:
+        super().__init__(snapshot, run)
+        self._watermark, self._lateness = watermark, Lateness.of(run.workspace, run.source)
+
+    def is_past(self, window: str) -> bool:
+        # A sealed window is closed already. What landed in it since must not be compacted with files that the
+        # layer below has taken.
+        return window not in self.sealed and self._lateness.closed(window, self._watermark)
 
 
 def update_windows(

@@ -12,7 +12,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.layers.scheduling.pending import pending_windows
+from omnisupport_ingest.layers.scheduling.pending import Pending, pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import remove_left_behind, scratch_folder
 from omnisupport_ingest.read.lake_checksum import checksum_columns, in_range, is_at_source
@@ -34,6 +34,16 @@ class LakeBehind(IngestError):
 
     Fix: Let the pipeline run, and try again. If a batch is missing from landing, restore it first.
     """
+
+
+def require_all_taken(pending: Pending, source: str) -> None:
+    """Raise ``LakeBehind`` if windows are ``pending``."""
+    if not pending.nothing:
+        raise LakeBehind(
+            f"The lake has not taken in all that has landed from {source}: "
+            f"Waiting: {counted(len(pending.windows) + len(pending.late_windows), 'window')}.",
+            fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
+        )
 
 
 class DimensionRows:
@@ -137,12 +147,7 @@ class PinnedDimensions:
                 f"A batch of {source} is missing from landing ({pending.gap}), and with it from the lake.",
                 fix="Restore the batch, or have every table read: source repair --mode resnapshot",
             )
-        if not pending.nothing:
-            raise LakeBehind(
-                f"The lake has not taken in all that has landed from {source}: "
-                f"Waiting: {counted(len(pending.windows) + len(pending.late_windows), 'window')}.",
-                fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
-            )
+        require_all_taken(pending, source)
         for contract in workspace.contracts.of_source(source):
             table = workspace.dimension(contract)
             files = table.open().all_files() if table.exists else ()

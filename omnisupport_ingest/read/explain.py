@@ -335,16 +335,7 @@ def _landed(workspace: Workspace, contract: TableContract, batch_id: str) -> Lan
         return Landed(batch_id, (), None, None)
     batch = store.read(batch_id)
     files = tuple(each for each in batch.files if contract.full_name in each.rows_per_table)
-    return Landed(batch_id, files, kind_of(batch), _origin(batch))
-
-
-def kind_of(batch: Manifest) -> str:
-    """Return the kind of the batch in one or two words."""
-    if batch.chunk is not None:
-        return "snapshot end" if batch.chunk.boundary else "snapshot"
-    if batch.file is not None:
-        return "file" if batch.file.offsets is None else "kafka"
-    return "stream"
+    return Landed(batch_id, files, batch.kind, _origin(batch))
 
 
 def _origin(batch: Manifest) -> str | None:

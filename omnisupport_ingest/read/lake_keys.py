@@ -20,10 +20,9 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import scratch_folder
-from omnisupport_ingest.read.dimension_rows import LakeBehind
+from omnisupport_ingest.read.dimension_rows import require_all_taken
 from omnisupport_ingest.read.lake_checksum import is_at_source
 from omnisupport_ingest.read.row_equality import key_part, select_lake, text
-from omnisupport_ingest.wording import counted
 
 _MEMORY = "512MB"
 """Memory limit of DuckDB; beyond it, DuckDB writes to the scratch folder."""
@@ -143,13 +142,7 @@ def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys
 
     Call it while nothing lands.
     """
-    pending = pending_windows(workspace.merging_at_once(), source)
-    if not pending.nothing:
-        raise LakeBehind(
-            f"The lake has not taken in all that has landed from {source}: "
-            f"Waiting: {counted(len(pending.windows) + len(pending.late_windows), 'window')}.",
-            fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
-        )
+    require_all_taken(pending_windows(workspace.merging_at_once(), source), source)
     keys_of = {}
     for contract in workspace.contracts.of_source(source):
         table = workspace.dimension(contract)

@@ -151,10 +151,11 @@ def _may_have(file: LakeFile, before: datetime) -> bool:
     with pq.ParquetFile(file.stored, pre_buffer=False) as parquet:
         footer, schema = parquet.metadata, parquet.schema
         place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == _END)
-        told = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+        groups = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
+        known = [group.statistics for group in groups]
     # Without a minimum, every version of the row group is open, or nothing is known about it.
     return any(
-        each is None or (each.min < before if each.has_min_max else each.null_count is None) for each in told
+        each is None or (each.min < before if each.has_min_max else each.null_count is None) for each in known
     )
 
 

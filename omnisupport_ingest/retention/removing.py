@@ -35,7 +35,7 @@ from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.landing.kept_positions import keep_positions
 from omnisupport_ingest.layers.ledgers import RETENTION_TYPE, retention_ledger
-from omnisupport_ingest.layers.plan import units_of
+from omnisupport_ingest.layers.plan import InputFiles
 from omnisupport_ingest.layers.removed import (
     BEGUN,
     DONE,
@@ -286,7 +286,8 @@ def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> Win
         return None
     taken = frozenset(below.inputs)
     files = snapshot.files(window)
-    leaving = tuple(each for each in files if units_of([each.path], state.compacted_units) <= taken)
+    held = InputFiles.of((each.path for each in files), state)
+    leaving = tuple(each for each in files if held.names([each.path]) <= taken)
     if not leaving:
         return None
     staying = [each for each in files if each not in leaving]

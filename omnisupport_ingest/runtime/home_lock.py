@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from omnisupport_ingest.errors import IngestError
@@ -83,9 +82,7 @@ class HomeLock:
                     raise _in_use_by(self._home, holder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def keep(self) -> None:

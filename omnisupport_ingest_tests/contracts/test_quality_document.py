@@ -14,8 +14,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from omnisupport_ingest.contracts import expressions
-from omnisupport_ingest.contracts.expressions import ExpressionProblem, ExpressionRules, columns_of
+from omnisupport_ingest.contracts import expression_syntax
+from omnisupport_ingest.contracts.expression_syntax import ExpressionProblem, columns_of
+from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.load import contract_of, default_contracts_dir
 from omnisupport_ingest.contracts.model import Column, ContractError, Contracts
 from omnisupport_ingest.contracts.pg_types import PgType
@@ -122,7 +123,7 @@ def test_an_expression_names_its_columns(expression: str, columns: tuple[str, ..
 )
 def test_what_reads_files_or_changes_a_setting_could_not_even_if_it_were_let_through(query: str) -> None:
     with pytest.raises(duckdb.Error, match=r"disabled|locked"):
-        expressions._connection().execute(query)
+        expression_syntax.connection().execute(query)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_what_reads_files_or_changes_a_setting_could_not_even_if_it_were_let_thr
 def test_an_expression_is_bound_to_the_types_that_it_is_asked_of(pg_type: str) -> None:
     """What DuckDB sees of a typed column is what the contract was checked with."""
     (column,) = columns = (Column("value", pg_type),)
-    bound = f"typeof(value) = '{expressions._sql_type(column.type)}'"
+    bound = f"typeof(value) = '{expression_syntax._sql_type(column.type)}'"
     asked = ExpressionRules([ExpressionRule("same", bound, ("value",), "warn")], columns)
     texts = pa.array(["1"], pa.string())
     found = asked.false_of({"value": typed_array(texts, PgType.parse(pg_type))})

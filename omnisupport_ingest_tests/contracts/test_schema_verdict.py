@@ -106,7 +106,7 @@ def test_many_contracts_are_read_with_one_database_that_is_closed(
     """DuckDB's database for rules takes milliseconds to open, and its threads keep a process from forking."""
     import duckdb
 
-    from omnisupport_ingest.contracts import expressions
+    from omnisupport_ingest.contracts import expression_syntax
 
     document = json.loads((default_contracts_dir() / "tickets.json").read_text())
     assert document["x-cdc"]["quality"]["rules"]
@@ -116,13 +116,13 @@ def test_many_contracts_are_read_with_one_database_that_is_closed(
     opened = []
     connect = duckdb.connect
     monkeypatch.setattr(duckdb, "connect", lambda *args, **named: opened.append(1) or connect(*args, **named))
-    expressions._close()
+    expression_syntax._close()
     assert len(load_contracts(tmp_path).all) == 20
-    assert len(opened) == 1 and not expressions._held
+    assert len(opened) == 1 and not expression_syntax._held
     load_contract(tmp_path / "t1.json")
-    assert len(opened) == 2 and not expressions._held
+    assert len(opened) == 2 and not expression_syntax._held
     wrong = copy.deepcopy(document)
     wrong["x-cdc"]["quality"]["rules"][0]["expression"] = "nothing > 1"
     with pytest.raises(ContractError):
         contract_of(wrong, tmp_path / "t2.json")
-    assert not expressions._held
+    assert not expression_syntax._held

@@ -23,7 +23,7 @@ from omnisupport_ingest.landing import store
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.events.event_tasks import Judged
-from omnisupport_ingest.layers.events.rule_results import rule_results
+from omnisupport_ingest.layers.events.judging_rules import rule_results
 from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.removed import Removal, Removed
 from omnisupport_ingest.layers.scheduling.pending import pending_windows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omnisupport_ingest.layers.plan import compacted_names, files_to_read, units_of
+from omnisupport_ingest.layers.plan import InputFiles
 
 COMPACTED = {"ab": ("a", "b")}
 BEGIN_AGAIN = None
@@ -25,11 +25,10 @@ BEGIN_AGAIN = None
     ],
 )
 def test_files_to_read(files, wanted, read):
-    assert files_to_read(files, COMPACTED, frozenset(wanted)) == read
+    assert InputFiles(tuple(files), COMPACTED).holding(frozenset(wanted)) == read
 
 
 def test_a_file_stands_for_what_was_folded_into_it_however_often():
-    assert units_of(["ab", "c"], COMPACTED) == {"a", "b", "c"}
-    again = {"abc": compacted_names(["ab", "c"], COMPACTED)}
-    assert again == {"abc": ("a", "b", "c")}
-    assert units_of(["abc"], again) == units_of(["ab", "c"], COMPACTED)
+    once = InputFiles(("ab", "c"), COMPACTED)
+    assert once.units == {"a", "b", "c"}
+    assert InputFiles(("abc",), {"abc": sorted(once.units)}).units == once.units

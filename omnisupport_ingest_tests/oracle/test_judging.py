@@ -85,6 +85,12 @@ def test_other_content_at_one_place_is_a_collision_and_another_identity_is_none(
     assert reasons(FIRST, replace(other, event=replace(other.event, identity="b"))) == [None, None]
 
 
+def test_a_release_lets_one_event_of_a_collision_in_and_the_other_waits():
+    other = replace(FIRST, number=2, event=replace(EVENT, after={"status": "closed"}))
+    released = replace(RULES, reviews={other.key: "release"})
+    assert reasons(FIRST, other, judging_rules=released) == ["collision", None]
+
+
 def test_an_event_of_an_epoch_that_was_given_up_waits():
     assert reasons(replace(FIRST, arrival=replace(FIRST.arrival, newest_epoch_before=2))) == ["older_epoch"]
 

@@ -53,7 +53,7 @@ from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.dimension import net_changes
 from omnisupport_ingest.layers.dimension.delayed_merge import MERGES_KEPT, waiting_merge
 from omnisupport_ingest.layers.dimension.keyed_update import KeyedUpdate
-from omnisupport_ingest.layers.dimension.range_update import REFOLDED, FilesToUpdate, Way
+from omnisupport_ingest.layers.dimension.range_update import FilesToUpdate, Way
 from omnisupport_ingest.layers.dimension.refold_by_tasks import KeysToMake, made_again
 from omnisupport_ingest.layers.dimension.shown_net_changes import (
     judging_rules_of,
@@ -319,15 +319,12 @@ class _Update(KeyedUpdate):
         )
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
         with self._made_again(doubted=doubted) as again:
-            refold = self._tied(with_changed=again is None)
-            while True:
+
+            def attempt(refold: DataFrame | None) -> FilesUpdated:
                 with self._sent(refold, doubted=doubted) as sent:
-                    updated = update_files(replace(sent, again=again or ()), target, look_at_all=look_at_all)
-                if not updated.refold:
-                    return updated
-                more = read_paths(self._spark, REFOLDED, updated.refold)
-                # Read it now, because the folder is cleared afterwards.
-                refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
+                    return update_files(replace(sent, again=again or ()), target, look_at_all=look_at_all)
+
+            return self._until_settled(self._tied(with_changed=again is None), attempt)
 
     def _way(self, *, look_at_all: bool) -> Way:
         """Return what becomes of the files of replaced rows.

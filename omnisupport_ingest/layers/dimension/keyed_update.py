@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
@@ -31,11 +31,13 @@ from omnisupport_ingest.lake.key_files import (
     written_file,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
+from omnisupport_ingest.lake.read import read_paths
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.layers.batch_facts import BatchFacts
 from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
+from omnisupport_ingest.layers.dimension.range_update import REFOLDED
 from omnisupport_ingest.layers.dimension.update_tasks import FilesUpdated
 from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.plan import WindowPlan, Work, idempotency_key
@@ -150,6 +152,19 @@ class KeyedUpdate(ABC):
         """Whether the table above has so many newer versions that this table records having seen them."""
         version = self._before.checkpoint.upstream_version if self._before is not None else None
         return version is None or self._above.version - version >= FAR_BEHIND
+
+    def _until_settled(
+        self, refold: DataFrame | None, attempt: Callable[[DataFrame | None], FilesUpdated]
+    ) -> FilesUpdated:
+        """Call ``attempt`` with the keys to fold again (None: none), then with more keys, until it finds no
+        more; return its last result. Other keys may depend on the life of a key that changes."""
+        while True:
+            updated = attempt(refold)
+            if not updated.refold:
+                return updated
+            more = read_paths(self._spark, REFOLDED, updated.refold)
+            # Read it now, because the folder is cleared afterwards.
+            refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
 
     @abstractmethod
     def _versions(self) -> tuple[str, ...]:

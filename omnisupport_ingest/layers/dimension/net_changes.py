@@ -49,15 +49,13 @@ from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.events.quarantine_files import WITHHELD, named_by, withheld_of
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
+    InputFiles,
     RequestedWork,
     Upstream,
     WindowPlan,
     Work,
-    files_to_read,
     idempotency_key,
-    plan_window,
-    repeats_writes,
-    units_of,
+    plan_of_files,
 )
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.replay_reasons import Replaced, reasons
@@ -108,11 +106,10 @@ def materialize(
     nothing. Windows that are closed in the layer above are closed here too: their parts are folded into one
     row per key. Returns one checkpoint per requested window, in order.
     """
-    asked = RequestedWork(replay, repeats_writes(workspace.decisions))
     return update_windows(
         workspace.net_changes(contract),
         windows,
-        LayerRun(workspace, spark, contract.source, run_id, asked),
+        LayerRun.of(workspace, spark, contract.source, run_id, replay=replay),
         partial(_Update, contract=contract),
         Compaction(spark, None, partial(_once, contract)),
     )
@@ -241,7 +238,7 @@ class _Update(WindowUpdate[_Job]):
         if before is None or not job.replays or self.snapshot.retyped:
             # With other column types every row differs, so nothing can be compared.
             return None
-        late = {each.batch_id for each in self._lateness.late_parts(parts)}
+        late = self._lateness.late_batches(parts)
         why = reasons(before, job.upstream, job.batches, late, self._deduped.state(job.window))
         rules = tuple(each for each in why if each in RULES)
         # A rebuild restores superseded rows, and then their keys have the same state as before.
@@ -255,17 +252,15 @@ def _job(
     deduped = files.deduped
     above = deduped.state(window)
     accepted, withheld = files.accepted(contract, window), files.withheld_in(window)
-    paths, stands_for = [file.path for file in accepted], above.compacted_units if above else {}
-    upstream = Upstream(units_above(paths, above), deduped.table_id, of_contract(contract))
-    plan = plan_window(snapshot, window, upstream, asked)
-    if files_to_read(paths, stands_for, plan.read) is None:
-        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+    inputs = InputFiles.of((file.path for file in accepted), above)
+    upstream = Upstream(units_above(inputs.paths, above), deduped.table_id, of_contract(contract))
+    plan = plan_of_files(snapshot, window, upstream, asked, inputs)
     state = snapshot.state(window)
     batches = above.batches if above else ()
     if plan.work is Work.NOTHING and state is not None and set(state.batches) != set(batches):
         # There is nothing for this table, but its checkpoint advances with its source.
         plan = WindowPlan(window, Work.APPEND, frozenset(), state.generation)
-    read = files_to_read(paths, stands_for, plan.read) or ()
+    read = inputs.holding(plan.read) or ()
     return _Job(
         plan=plan,
         upstream=upstream,
@@ -289,8 +284,7 @@ def _job(
 def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset[str]:
     """Return the inputs of a window: its ``accepted`` files, and the quarantine files that ``above``
     names."""
-    stands_for = above.compacted_units if above is not None else {}
-    return units_of(accepted, stands_for) | frozenset(f"{WITHHELD}{path}" for path in named_by(above))
+    return InputFiles.of(accepted, above).units | frozenset(f"{WITHHELD}{path}" for path in named_by(above))
 
 
 def _digest(above: WindowState | None, contract: TableContract) -> str:

@@ -167,7 +167,7 @@ def _of_few(
 def _of_many(
     spark: SparkSession, net_changes: TableSnapshot, keys: DataFrame
 ) -> tuple[DataFrame, DataFrame, int]:
-    """Return three things: the net changes of ``keys``, of keys tied to them, and without a key; these keys,
+    """Return the net changes of ``keys``, of keys tied to them, and without a key; these keys,
     each once; and the number of parts in which to fold them."""
     files = net_changes.all_files()
     with_ties, rows = files_with_ties(files), net_changes.read(spark, files)

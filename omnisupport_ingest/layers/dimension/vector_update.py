@@ -71,7 +71,7 @@ def mark_rows(
     if rows.num_rows:
         files = [write_fresh(rules.ordered(rows), order, target.draft, target.rows_per_group)]
     removed = merge.held["_cdc_row_hash"].filter(pa.array(made.leaves))
-    told = outcome(MARKED) | {
+    result = outcome(MARKED) | {
         "changed": True,
         "removed": str(ContentHash.of(removed.to_numpy())),
         "added": str(ContentHash.of(made.rows["_cdc_row_hash"].to_numpy())),
@@ -79,7 +79,7 @@ def mark_rows(
         "files": named(files),
         "marks": marks_of(each.only(mask) for each, mask in zip(stays, masks, strict=False)),
     }
-    yield batch_of([told])
+    yield batch_of([result])
 
 
 @dataclass(frozen=True)

@@ -50,32 +50,29 @@ from omnisupport_ingest.layers.events.judging_rules import (
     contents_of,
     contracts_needed,
     for_spark,
+    rule_results,
     rules_in_force,
 )
 from omnisupport_ingest.layers.events.kept_files import NONE_KEPT, JudgedAgain, KeptFiles, kept_files
 from omnisupport_ingest.layers.events.quarantine_files import gone_from_disk, named_by
-from omnisupport_ingest.layers.events.rule_results import rule_results
 from omnisupport_ingest.layers.events.scenarios import Tallies
-from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
+    InputFiles,
     RequestedWork,
     Upstream,
-    WindowPlan,
     Work,
-    files_to_read,
     idempotency_key,
-    plan_window,
-    repeats_writes,
-    units_of,
+    plan_of_files,
+    replace_all,
 )
 from omnisupport_ingest.layers.removed import Removed, lasting, refuse_less, refuse_remake
 from omnisupport_ingest.layers.replay_reasons import Replaced, reasons
 from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions, found_in
 from omnisupport_ingest.layers.window_update import (
+    EventsUpdate,
     LayerRun,
     Produced,
     WindowJob,
-    WindowUpdate,
     update_windows,
 )
 from omnisupport_ingest.layers.workspace import Workspace
@@ -137,8 +134,7 @@ def materialize(
     Returns one checkpoint per requested window, in order.
     """
     table, quarantined = workspace.deduped(source), workspace.quarantine(source)
-    asked = RequestedWork(replay, repeats_writes(workspace.decisions))
-    run = LayerRun(workspace, spark, source, run_id, asked)
+    run = LayerRun.of(workspace, spark, source, run_id, replay=replay)
     settle = partial(
         quarantine.settle,
         table,
@@ -156,21 +152,20 @@ def materialize(
     )
 
 
-class _Update(WindowUpdate[_Job]):
+class _Update(EventsUpdate[_Job]):
     """An update of the deduped events from what raw holds by now."""
 
     layer = LAYER
 
     def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, watermark: datetime | None) -> None:
-        super().__init__(snapshot, run)
+        super().__init__(snapshot, run, watermark=watermark)
         workspace, source = run.workspace, run.source
-        self._watermark, self._lateness = watermark, Lateness.of(workspace, source)
         self._landing = workspace.landing(source)
         self._quarantine = workspace.quarantine(source)
         self._raw = workspace.raw(source).open()
         # Read after raw: by then it is on record what retention removed from raw, so it is not judged as if
         # it had never been.
-        self._sealed = frozenset(Removed.open(workspace, source).sealed)
+        self.sealed = frozenset(Removed.open(workspace, source).sealed)
         # Before the versions are read: this creates the map of tokens, which they depend on.
         workspace.secrets(workspace.contracts.of_source(source))
         # Read the versions after raw. A command first records its erasure, then looks at what has landed, so
@@ -179,11 +174,6 @@ class _Update(WindowUpdate[_Job]):
 
     def targets(self, windows: Sequence[str]) -> list[str]:
         return [*dict.fromkeys(windows), *([OUT_OF_RANGE] if self._raw.files(OUT_OF_RANGE) else [])]
-
-    def is_past(self, window: str) -> bool:
-        # A sealed window is closed already. What landed in it since must not be compacted with files that the
-        # layer below has taken.
-        return window not in self._sealed and self._lateness.closed(window, self._watermark)
 
     def job(self, window: str) -> _Job:
         state = self.snapshot.state(window)
@@ -199,12 +189,12 @@ class _Update(WindowUpdate[_Job]):
         on_request = asked is None or asked.replay or job.plan.repeated
         if not job.replays or on_request or job.tables is None:
             return job
-        raw = self._raw.state(job.window)
+        files = self._raw.files(job.window)
         again = JudgedAgain(
             window=job.window,
             upstream=job.upstream,
-            raw=self._raw.files(job.window),
-            stands_for=raw.compacted_units if raw is not None else {},
+            raw=files,
+            inputs=InputFiles.of((file.path for file in files), self._raw.state(job.window)),
             tables=job.tables,
             distinct=job.distinct,
         )
@@ -216,7 +206,7 @@ class _Update(WindowUpdate[_Job]):
     def _asked(self, window: str) -> RequestedWork | None:
         """How ``window`` is requested. None if it is sealed: then new events are added, but it is never
         judged again. A window with a quarantine file missing on disk is judged again."""
-        if window in self._sealed:
+        if window in self.sealed:
             return None
         asked = self.run.asked
         gone = gone_from_disk(self._quarantine, self.snapshot.state(window))
@@ -228,7 +218,7 @@ class _Update(WindowUpdate[_Job]):
         rules = rules_in_force(workspace, source, self._versions, self._raw, windows)
         rules = for_spark(workspace, self.run.spark, rules)
         needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
-        rules = replace(rules, contracts=needed, sealed=self._sealed)
+        rules = replace(rules, contracts=needed, sealed=self.sealed)
         verdicts = _judged(self.run, self.snapshot, jobs, rules, unit)
         counts = _counts(self.snapshot, jobs, verdicts)
         quarantine.add(
@@ -248,7 +238,7 @@ class _Update(WindowUpdate[_Job]):
             companions=quarantine_files,
             upstream_version=self._raw.version,
             found=_found(before, job, verdicts.tallies),
-            past_closing=job.window in self._sealed or self.is_past(job.window),
+            past_closing=job.window in self.sealed or self.is_past(job.window),
             exact_share=judged.taken.share,
             rules=rule_results(self.run.workspace, self.run.source, judged, job.plan, before),
             replaced=self._replaced(before, job, quarantine_files),
@@ -260,7 +250,7 @@ class _Update(WindowUpdate[_Job]):
     ) -> Replaced | None:
         if before is None or not job.replays:
             return None
-        late = frozenset(each.batch_id for each in self._lateness.late_parts(job.landed))
+        late = self._lateness.late_batches(job.landed)
         why = reasons(before, job.upstream, job.batches, late, self._raw.state(job.window))
         emptied = tuple(each for each in why if each in (ERASURE, DESTROYED_KEY))
         in_quarantine = quarantine_files != before.companions
@@ -278,13 +268,11 @@ def _job(
     """``asked``: as ``_Update._asked`` returns it."""
     files = raw.files(window)
     raw_state, state = raw.state(window), snapshot.state(window)
-    paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
-    upstream, table = Upstream(units_of(paths, stands_for), raw.table_id, versions), snapshot.table.spec.path
+    inputs = InputFiles.of((file.path for file in files), raw_state)
+    upstream, table = Upstream(inputs.units, raw.table_id, versions), snapshot.table.spec.path
     if asked is None:
         upstream = lasting(upstream, state, window=window, table=table)
-    plan = plan_window(snapshot, window, upstream, asked or RequestedWork(replay=False))
-    if files_to_read(paths, stands_for, plan.read) is None:
-        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+    plan = plan_of_files(snapshot, window, upstream, asked or RequestedWork(replay=False), inputs)
     batches = raw_state.batches if raw_state else ()
     held = frozenset(batches)
     parts = [part for part in landing.parts(window) if part.batch_id in held]
@@ -293,13 +281,13 @@ def _job(
     last = Position.parse(state.checkpoint.cursor) if state and judged and state.checkpoint.cursor else None
     distinct = _rises(parts, new, last)
     if plan.work is Work.APPEND and judged and not distinct and asked is not None:
-        plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
+        plan = replace_all(snapshot, window, upstream)
         distinct = _rises(parts, batches, None)
     if asked is None:
         refuse_remake(plan, table)
     elif plan.work is Work.REPLACE:
         refuse_less(window, sum(file.rows for file in files), sum(part.rows for part in parts))
-    read = files_to_read(paths, stands_for, plan.read) or ()
+    read = inputs.holding(plan.read) or ()
     to_judge = new if plan.work is Work.APPEND else batches
     return _Job(
         plan=plan,

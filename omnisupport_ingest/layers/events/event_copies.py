@@ -37,7 +37,7 @@ from omnisupport_ingest.cdc.contents import (
     with_contents,
 )
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.judging import EventId
+from omnisupport_ingest.cdc.event_columns import EventId
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKeys
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from omnisupport_ingest.cdc.judging import EventId
+from omnisupport_ingest.cdc.event_columns import EventId
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn, Position
 

@@ -1,20 +1,36 @@
-"""The rules that judge a source's events: its contracts, decisions, erasures, reviews and secrets."""
+"""The rules that judge a source's events, and what they find in whole windows.
+
+The rules are the source's contracts, decisions, erasures, reviews and secrets.
+
+``reject_batch``: if an event breaks a rule with this policy, every event of its table that the same batch
+brought into the same window is withheld, with the reason ``batch_rejected`` and the rule's name. Raw takes in
+whole batches, so a batch is judged at once, and a rebuild withholds the same events. They stay in quarantine
+until a release or a corrected contract lets them continue, in order. Events that the batch brought into
+another window are not withheld, because a window is made from its own events alone.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.cdc.broken_rules import SAMPLES
 from omnisupport_ingest.cdc.contents import Contents
-from omnisupport_ingest.cdc.judging import EventId, JudgingRules
+from omnisupport_ingest.cdc.event_columns import EventId
+from omnisupport_ingest.cdc.judging import JudgingRules
 from omnisupport_ingest.contracts.key_service import for_tasks
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
+from omnisupport_ingest.lake.checkpoint import RuleResults
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.layers.erasures import erased_subjects, note_joined_tables
 from omnisupport_ingest.layers.events.event_copies import reviews_of_all_forms
+from omnisupport_ingest.layers.events.event_tasks import Judged
+from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.visiting import Visit
@@ -79,3 +95,27 @@ def contracts_needed(
         named |= each
     protected = next((each for each in contracts if needs_protection(each)), None)
     return tuple(each for each in contracts if each.full_name in named or each is protected)
+
+
+def rule_results(
+    workspace: Workspace, source: str, judged: Judged, plan: WindowPlan, before: WindowState | None
+) -> RuleResults:
+    """Return the results of rules for the checkpoint of the window of ``plan``.
+
+    If events are appended to those of ``before``, its results are added.
+    """
+    broken: Counter[str] = Counter()
+    keys: dict[str, tuple[str, ...]] = {}
+    held = before.checkpoint.rules if before is not None and plan.work is Work.APPEND else None
+    if held is not None:
+        broken, keys = Counter(held.broken), dict(held.keys)
+    here = judged.broken.by_window.get(plan.window, ())
+    names = {each.table_name: each.name for each in workspace.contracts.of_source(source)} if here else {}
+    for each in here:
+        _, schema, table, rule = each
+        name = f"{names.get((schema, table), table)}/{rule}"
+        broken[name] += judged.broken.counts[each]
+        found = judged.broken.keys.get(each, ())
+        if found:
+            keys[name] = tuple(sorted({*keys.get(name, ()), *found})[:SAMPLES])
+    return RuleResults(dict(sorted(broken.items())), dict(sorted(keys.items())), judged.rules_share)

@@ -20,7 +20,7 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.events.event_tasks import Staying
 from omnisupport_ingest.layers.events.quarantine_files import named_by
-from omnisupport_ingest.layers.plan import Upstream, files_to_read, units_of
+from omnisupport_ingest.layers.plan import InputFiles, Upstream
 from omnisupport_ingest.layers.versions import contracts_changed
 from omnisupport_ingest.storage import at_hand
 
@@ -49,14 +49,14 @@ NONE_KEPT = KeptFiles()
 class JudgedAgain:
     """A window that is to be judged again, as it was planned.
 
-    ``raw``: its raw files, and ``stands_for`` what compacted ones of them stand for. ``tables``: the tables
-    of its events, by full name. ``distinct``: whether all events certainly have distinct positions.
+    ``raw``: its raw files, and ``inputs`` their names. ``tables``: the tables of its events, by full name.
+    ``distinct``: whether all events certainly have distinct positions.
     """
 
     window: str
     upstream: Upstream
     raw: Sequence[LakeFile]
-    stands_for: Mapping[str, Sequence[str]]
+    inputs: InputFiles
     tables: frozenset[str]
     distinct: bool
 
@@ -74,10 +74,10 @@ def kept_files(
     if state is None or snapshot.retyped or state.upstream_table_id != upstream.table_id:
         return NONE_KEPT
     changed = contracts_changed(state.versions, upstream.versions)
-    judged = files_to_read([file.path for file in again.raw], again.stands_for, state.inputs)
+    judged = again.inputs.holding(state.inputs)
     if changed is None or judged is None or not frozenset(state.inputs) <= upstream.units:
         return NONE_KEPT
-    if not (again.distinct or units_of(judged, again.stands_for) == upstream.units):
+    if not (again.distinct or again.inputs.names(judged) == upstream.units):
         return NONE_KEPT
     held = snapshot.files(again.window)
     rows = sum(file.rows for file in held)

@@ -27,7 +27,6 @@ from omnisupport_ingest.layers.batch_facts import facts_of_parts
 from omnisupport_ingest.layers.checkpoints import Counts, Outcome
 from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.events.event_tasks import LandedFile, landed_rows, take_in
-from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
     LOGIC_VERSION,
     RequestedWork,
@@ -35,15 +34,14 @@ from omnisupport_ingest.layers.plan import (
     WindowPlan,
     idempotency_key,
     plan_window,
-    repeats_writes,
 )
 from omnisupport_ingest.layers.removed import Present, Removed, lasting, refuse_remake
 from omnisupport_ingest.layers.replay_reasons import Replaced, reasons
 from omnisupport_ingest.layers.window_update import (
+    EventsUpdate,
     LayerRun,
     Produced,
     WindowJob,
-    WindowUpdate,
     update_windows,
 )
 from omnisupport_ingest.layers.workspace import Workspace
@@ -81,8 +79,7 @@ def materialize(
     checkpoint per requested window, in order. Raises ``DamagedBatch`` or ``LandingDisagrees``, naming a file
     that is not what its manifest says.
     """
-    asked = RequestedWork(replay, repeats_writes(workspace.decisions))
-    run = LayerRun(workspace, spark, source, run_id, asked)
+    run = LayerRun.of(workspace, spark, source, run_id, replay=replay)
     # Read the watermark before what has landed: a batch that lands in between must not close its own window.
     watermark = workspace.closing_watermark(source)
     return update_windows(
@@ -94,28 +91,21 @@ def materialize(
     )
 
 
-class _Update(WindowUpdate[WindowJob]):
+class _Update(EventsUpdate[WindowJob]):
     """An update of raw from what has landed by now."""
 
     layer = LAYER
 
     def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, watermark: datetime | None) -> None:
-        super().__init__(snapshot, run)
-        self._watermark = watermark
-        self._lateness = Lateness.of(run.workspace, run.source)
+        super().__init__(snapshot, run, watermark=watermark)
         self._store = run.workspace.landing(run.source)
         # Read after raw was opened: by then it is on record what retention removed from raw.
         removed = Removed.open(run.workspace, run.source)
-        self._sealed = frozenset(removed.sealed)
+        self.sealed = frozenset(removed.sealed)
         self._landed = _Landing(self._store, removed)
 
     def targets(self, windows: Sequence[str]) -> list[str]:
         return [*dict.fromkeys(windows), *self._landed.sentinel()]
-
-    def is_past(self, window: str) -> bool:
-        # A sealed window is closed already. What landed in it since must not be compacted with files that the
-        # layer below has taken.
-        return window not in self._sealed and self._lateness.closed(window, self._watermark)
 
     def job(self, window: str) -> WindowJob:
         upstream = _upstream(self.snapshot, window, self._landed)
@@ -146,7 +136,7 @@ class _Update(WindowUpdate[WindowJob]):
         before = self.snapshot.state(job.window)
         if before is None or not job.replays:
             return None
-        late = frozenset(each.batch_id for each in self._lateness.late_parts(parts))
+        late = self._lateness.late_batches(parts)
         why = reasons(before, job.upstream, job.upstream.units, late)
         return Replaced(before.checkpoint.content_hash, why)
 

@@ -17,7 +17,7 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.layers.dimension.shown_net_changes import made_from, newer_windows
 from omnisupport_ingest.layers.events.quarantine_files import WITHHELD, EventsGone
-from omnisupport_ingest.layers.plan import files_to_read
+from omnisupport_ingest.layers.plan import InputFiles
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.storage import at_hand
@@ -65,20 +65,16 @@ def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> li
 
     Raises ``EventsGone`` if there are no such files any more.
     """
-    folder, there = (
-        above.table.folder,
-        [name for name in names if at_hand(above.table.folder / name).exists()],
-    )
+    folder = above.table.folder
+    there = [name for name in names if at_hand(folder / name).exists()]
     gone = frozenset(names) - set(there)
     if not gone:
         return [folder / name for name in sorted(there)]
-    state = above.state(window)
-    stands_for = state.compacted_units if state is not None else {}
-    paths = [file.path for file in above.files(window)]
-    read = files_to_read(paths, stands_for, names)
-    if read is None or not gone <= {name for path in read for name in stands_for.get(path, (path,))}:
+    files = InputFiles.of((file.path for file in above.files(window)), above.state(window))
+    read = files.holding(names)
+    if read is None or not gone <= files.names(read):
         raise _gone(folder / min(gone))
-    missing = frozenset(names) - {name for path in read for name in stands_for.get(path, (path,))}
+    missing = frozenset(names) - files.names(read)
     return [folder / path for path in sorted({*read, *missing})]
 
 

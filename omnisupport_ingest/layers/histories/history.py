@@ -35,7 +35,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import are_few
 from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, sealed_files
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.read import read_files, read_paths
+from omnisupport_ingest.lake.read import read_files
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
@@ -44,7 +44,7 @@ from omnisupport_ingest.lake.wanted_rows import few_keys, keys_frame
 from omnisupport_ingest.layers.batch_facts import BatchFacts, facts_of
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.dimension.keyed_update import KeyedUpdate
-from omnisupport_ingest.layers.dimension.range_update import REFOLDED, FilesToUpdate
+from omnisupport_ingest.layers.dimension.range_update import FilesToUpdate
 from omnisupport_ingest.layers.dimension.tied_keys import absent
 from omnisupport_ingest.layers.dimension.update_tasks import FilesUpdated, Sent, update_files
 from omnisupport_ingest.layers.events.event_files import EventFiles
@@ -217,25 +217,25 @@ class _Update(KeyedUpdate):
         added = self._news.added if self._news is not None else ()
         if not added and self._refold is None:
             return FilesUpdated()
-        to_refold, many = self._refold, None
+        many: DataFrame | None = None
         if added and not are_few(added):
             # Sort first: a task cannot tell by the footer which events of a file are of its keys.
             parts = partitions_for(sum(file.rows for file in added), sum(file.bytes for file in added))
-            events = read_files(self._spark, _told(), self._events.deduped.table.spec.partition_by, added)
+            events = read_files(
+                self._spark, _event_columns(), self._events.deduped.table.spec.partition_by, added
+            )
             rows = events.mapInArrow(partial(_rows_of, rules=rules), _sent_type(contract))
             added, many = (), self._in_key_order(rows, parts)
-        while True:
+
+        def attempt(refold: DataFrame | None) -> FilesUpdated:
             with ExitStack() as kept:
-                settled = None if to_refold is None else self._made_again(to_refold, kept)
+                settled = None if refold is None else self._made_again(refold, kept)
                 if many is not None:
                     settled = many if settled is None else many.unionByName(settled)
-                sent = Sent(self._spark, added, _told(), _sent_type(contract), settled)
-                updated = update_files(sent, target, look_at_all=bool(self._ends and self._files))
-            if not updated.refold:
-                return updated
-            refold = read_paths(self._spark, REFOLDED, updated.refold)
-            # Read it now, because the folder is cleared afterwards.
-            to_refold = (refold if to_refold is None else to_refold.unionByName(refold)).localCheckpoint()
+                sent = Sent(self._spark, added, _event_columns(), _sent_type(contract), settled)
+                return update_files(sent, target, look_at_all=bool(self._ends and self._files))
+
+        return self._until_settled(self._refold, attempt)
 
     def _all(self) -> Sent | None:
         """Return every version of every row, ready to be written; None if there are no events."""
@@ -247,7 +247,7 @@ class _Update(KeyedUpdate):
         parts = partitions_for(count, size)
         rows = _to_send(history(events, contract, partitions=parts), contract)
         settled = self._in_key_order(rows, parts)
-        return Sent(self._spark, (), _told(), _sent_type(contract), settled)
+        return Sent(self._spark, (), _event_columns(), _sent_type(contract), settled)
 
     def _in_key_order(self, rows: DataFrame, parts: int) -> DataFrame:
         """Sort ``rows`` by key, so that each task reads the rows of its range of keys together."""
@@ -281,7 +281,7 @@ class _Update(KeyedUpdate):
         return None
 
     def _events_of_many(self, keys: DataFrame) -> tuple[DataFrame, DataFrame, int]:
-        """Return three things: the events that the versions of ``keys`` and of keys tied to them depend on;
+        """Return the events that the versions of ``keys`` and of keys tied to them depend on;
         these keys, each once; and the number of parts in which to fold them."""
         events = self._events.events(self._spark, self._contract)
         wanted = tied(keys, events)
@@ -301,8 +301,8 @@ _EVENT = T.StructField(
 )
 
 
-def _told() -> T.StructType:
-    """The columns to read of events."""
+def _event_columns() -> T.StructType:
+    """Return the columns of events that a task reads."""
     wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
     return T.StructType([field for field in RAW_TYPE if field.name in wanted])
 

@@ -37,7 +37,7 @@ from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles, n
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
 from omnisupport_ingest.layers.plan import repeats_writes
 from omnisupport_ingest.layers.removed import Removed
-from omnisupport_ingest.layers.scheduling.window_numbers import Standing, numbers_of, standing_of
+from omnisupport_ingest.layers.scheduling.window_numbers import LayerStates, Standing, numbers_of, standing_of
 from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.layers.type_changes import waiting
 from omnisupport_ingest.layers.versions import RulesVersions
@@ -313,9 +313,11 @@ class _Survey:
         withheld = files is not None and bool(named_by(judged) or files.quarantine.files(window))
         in_quarantine = withheld_numbers(files, window, digest) if files is not None and withheld else {}
         numbers = numbers_of(
-            raw_layer.state(window),
-            judged,
-            [each.state(window) if each is not None else None for _, each in self._folded],
+            LayerStates(
+                raw_layer.state(window),
+                judged,
+                [each.state(window) if each is not None else None for _, each in self._folded],
+            ),
             listed=window != OUT_OF_RANGE
             and (raw_layer.has_files(window) or bool(self.landed.parts(window))),
             withheld=withheld,

@@ -6,7 +6,7 @@ windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -65,23 +65,25 @@ class Standing:
     unapplied: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The states of one window in raw, in deduped events and in every table's net changes; None: not made."""
+
+    raw: WindowState | None
+    judged: WindowState | None
+    folded: Sequence[WindowState | None]
+
+
 def numbers_of(
-    raw: WindowState | None,
-    judged: WindowState | None,
-    folded: Iterable[WindowState | None],
-    *,
-    listed: bool,
-    withheld: bool,
-    late_events: int,
-    sealed: bool = False,
+    states: LayerStates, *, listed: bool, withheld: bool, late_events: int, sealed: bool
 ) -> Mapping[str, int]:
-    """Return the numbers of one window, from its states in raw, deduped events and every table's net changes.
+    """Return the numbers of the window that has the ``states``.
 
     ``listed``: something landed in it, or raw holds events of it. ``withheld``: it has quarantine files.
     ``sealed``: its events have left raw, so its counts are not compared with raw.
     """
-    numbers: dict[str, int]
-    made = [state.checkpoint for state in (raw, judged, *folded) if state is not None]
+    raw, judged = states.raw, states.judged
+    made = [state.checkpoint for state in (raw, judged, *states.folded) if state is not None]
     numbers = {
         "changed": sum(bool(each.changed_by) for each in made),
         UNEXPLAINED: sum(OF_UNKNOWN_REASON in each.changed_by for each in made),

@@ -112,8 +112,8 @@ def _of_text(schema: Schema, target: Target, handling: Handling) -> Converter | 
 
 def _scale_of(schema: Schema, target: Target) -> int | None:
     parameters = schema.get("parameters")
-    told = parameters.get("scale") if isinstance(parameters, dict) else target.scale
-    scale = whole_number(told) if isinstance(told, str) else told
+    declared = parameters.get("scale") if isinstance(parameters, dict) else target.scale
+    scale = whole_number(declared) if isinstance(declared, str) else declared
     plain = isinstance(scale, int) and not isinstance(scale, bool) and 0 <= scale <= _MOST_SCALE
     return scale if plain else None
 

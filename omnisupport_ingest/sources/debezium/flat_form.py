@@ -9,7 +9,7 @@ from typing import Any
 from omnisupport_ingest.sources.debezium.handling import DEFAULT_PREFIX, Handling
 
 OP, DELETED, TOTAL_ORDER = "op", "deleted", "transaction.total_order"
-TOLD = (OP, DELETED, TOTAL_ORDER, "ts_ms", "ts_us", "ts_ns", "schema", "table", "lsn", "sequence", "txId")
+METADATA = (OP, DELETED, TOTAL_ORDER, "ts_ms", "ts_us", "ts_ns", "schema", "table", "lsn", "sequence", "txId")
 """The metadata that is read; all but the first three are members of Debezium's ``source``."""
 
 _NAMES = frozenset(
@@ -33,7 +33,7 @@ class Flat:
         self.is_flat = any(self.name_of(each) in self._held for each in (OP, DELETED))
 
     def about(self, what: str) -> Any:
-        """Return the value of ``what``, one of ``TOLD``."""
+        """Return the value of ``what``, one of ``METADATA``."""
         return self._held.get(self.name_of(what))
 
     def name_of(self, what: str) -> str:
@@ -62,7 +62,7 @@ def is_metadata(name: str, handling: Handling) -> bool:
 @cache
 def _names_with(prefix: str) -> frozenset[str]:
     """Return the names of known metadata with another ``prefix`` than Debezium's own."""
-    members = TOLD[3:]
+    members = METADATA[3:]
     names = {prefix + each for each in (OP, DELETED, "transaction_total_order", *members)}
     names |= {f"{prefix}source_{each}" for each in members}
     if prefix:

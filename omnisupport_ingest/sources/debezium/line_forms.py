@@ -215,7 +215,7 @@ def _of_envelope(record: Record, handling: Handling, context: LineContext) -> _S
 
 def _of_flat(record: Record, handling: Handling, context: LineContext) -> _Sample:
     flat = Flat(record.headers, record.value, handling)
-    about = {flat.name_of(each): each for each in flat_form.TOLD}
+    about = {flat.name_of(each): each for each in flat_form.METADATA}
     # Metadata in headers differs in every record; a column with the name of metadata is both.
     if not flat.is_flat or not flat.row or handling.bare_rows:
         raise NotOrdinary
@@ -235,9 +235,9 @@ def _of_flat(record: Record, handling: Handling, context: LineContext) -> _Sampl
     return _Sample(table, {image: flat.row}, columns_of(record, flat), fixed, about)
 
 
-def _table(find: Callable[..., tuple[str | None, str]], *told: Any) -> tuple[str | None, str]:
+def _table(find: Callable[..., tuple[str | None, str]], *arguments: Any) -> tuple[str | None, str]:
     try:
-        return find(*told)
+        return find(*arguments)
     except LineFault:
         raise NotOrdinary from None
 
@@ -299,19 +299,19 @@ class _FormBuilder:
 
     def _of_row(self, name: str, value: Any) -> None:
         """Add a member of the flat form: a column, or metadata of the row."""
-        told = (self._sample.about or {}).get(name)
+        what = (self._sample.about or {}).get(name)
         if name in self._columns:
             self._of_image(f"{next(iter(self._sample.images))}.{name}", name, value)
-        elif told is None:
+        elif what is None:
             self._anything(name, value)
-        elif told in ("schema", "table", flat_form.DELETED):
+        elif what in ("schema", "table", flat_form.DELETED):
             self._same(value)
-        elif told == "sequence":
+        elif what == "sequence":
             self._sequence(value)
-        elif told == OP:
+        elif what == OP:
             self._slot(OP, Walk.text)
         else:
-            self._slot(told if told == TOTAL_ORDER else f"source.{told}", Walk.whole)
+            self._slot(what if what == TOTAL_ORDER else f"source.{what}", Walk.whole)
 
     def _of_envelope(self, name: str, value: Any) -> None:
         if name in _IMAGES and value is not None:

@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.debezium.changes import (
     Passed,
 )
 from omnisupport_ingest.sources.debezium.faults import LineFault, NoEvent
-from omnisupport_ingest.sources.debezium.flat_form import TOLD, Flat, is_metadata, names_of
+from omnisupport_ingest.sources.debezium.flat_form import METADATA, Flat, is_metadata, names_of
 from omnisupport_ingest.sources.debezium.handling import ALONE, DELETE, DROP, PLAIN, Handling, LineContext
 from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
 
@@ -186,7 +186,7 @@ def unwrapped(document: Any) -> tuple[Any, Document]:
 
 def telling_headers(handling: Handling) -> frozenset[str]:
     """Return the names of headers that hold metadata of a row."""
-    return frozenset({OLD_KEY, *(name for what in TOLD for name in names_of(what, handling))})
+    return frozenset({OLD_KEY, *(name for what in METADATA for name in names_of(what, handling))})
 
 
 def _headers(headers: Any) -> Document:

@@ -49,9 +49,9 @@ class Cluster:
         self._source, self._topics = source, topics
         self._problem = ""
         self._lock = threading.Lock()
-        self._told = topics.client_settings()
+        self._client_settings = topics.client_settings()
         self._asks: AdminClient | None = None
-        self.consumer = make_consumer(source, topics, self._told, on_error=self._note)
+        self.consumer = make_consumer(source, topics, self._client_settings, on_error=self._note)
 
     def held(self) -> list[Held]:
         """Return what the cluster holds of every partition of the topics, in order. To be called before any
@@ -135,14 +135,14 @@ class Cluster:
         """Return the error for a cluster that does not answer as it should. Takes no record from the
         client."""
         code = getattr(problem, "str", None)
-        told = [str(code() if callable(code) else problem)]
+        problems = [str(code() if callable(code) else problem)]
         with self._lock:
-            if self._problem and self._problem not in told:
-                told.append(self._problem)
+            if self._problem and self._problem not in problems:
+                problems.append(self._problem)
         servers = self._topics.settings["bootstrap.servers"]
         return KafkaUnreachable(
             f"The Kafka cluster of {self._source} (bootstrap.servers {servers}) cannot be read: "
-            f"{self._without_secrets('; '.join(told))[:400]}.",
+            f"{self._without_secrets('; '.join(problems))[:400]}.",
             fix="Check that it is up, and kafka.settings in the definition (bootstrap.servers, "
             "security.protocol, sasl.…, ssl.…). The next sync goes on where this one stood.",
         )
@@ -172,11 +172,11 @@ class Cluster:
         asked = self._admin().describe_topics(TopicCollection(names), request_timeout=_ID_SECONDS)
         for name, answer in asked.items():
             try:
-                told = str(answer.result(_ID_SECONDS).topic_id)
+                topic_id = str(answer.result(_ID_SECONDS).topic_id)
             except (KafkaException, NoAnswer):
                 continue
-            if told != nothing:
-                found[name] = told
+            if topic_id != nothing:
+                found[name] = topic_id
         return found
 
     def _offsets(
@@ -219,7 +219,7 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         if self._asks is None:
-            settings = {name: value for name, value in self._told.items() if name not in OURS}
+            settings = {name: value for name, value in self._client_settings.items() if name not in OURS}
             self._asks = AdminClient({**_DEFAULTS, **settings}, logger=_LOG)
         return self._asks
 
@@ -234,7 +234,7 @@ class Cluster:
 
     def _without_secrets(self, text: str) -> str:
         for name in self._topics.secrets:
-            text = text.replace(self._told[name], "…")
+            text = text.replace(self._client_settings[name], "…")
         return text
 
 

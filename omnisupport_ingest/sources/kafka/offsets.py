@@ -2,7 +2,8 @@
 
 Every manifest of an epoch has the offsets of all partitions, so the last one alone says where to continue.
 The offsets of the consumer group are ignored. A new epoch continues where the one before it ended, except for
-topics that were deleted and created again: all their partitions are read from their beginning.
+topics that were deleted and created again: all their partitions are read from their beginning. Topics whose
+records are ordered by arrival continue only where that order is certain (``check_arrival``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import OffsetSpan
 from omnisupport_ingest.landing.names import offsets_prefix
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.kafka.errors import RecordsGone, TopicReplaced
+from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.kafka.errors import KafkaRefused, RecordsGone, TopicReplaced
 
 Partition = tuple[str, int]
 """A topic and the number of one of its partitions."""
@@ -222,3 +225,48 @@ def joined(landed: Mapping[Partition, OffsetSpan], spans: Iterable[OffsetSpan]) 
     }
     now = unchanged | {(each.topic, each.partition): each for each in spans}
     return tuple(now[place] for place in sorted(now))
+
+
+def check_arrival(
+    source: str,
+    held: Sequence[Held],
+    landed: Mapping[Partition, OffsetSpan],
+    handling: Handling,
+    *,
+    new_epoch: bool,
+) -> set[str]:
+    """Refuse topics whose records have no order by arrival; two partitions have none, nor have two topics.
+
+    Raises ``KafkaRefused`` for two topics of one table, or for a new partition, to which a key may have
+    moved. Returns the topics whose new partitions a person explains by a new epoch: they were made anew, and
+    no id can show it.
+    """
+    declared_anew: set[str] = set()
+    known = {topic for topic, _ in landed}
+    with_id = {topic for (topic, _), each in landed.items() if each.topic_id}
+    replaced = replaced_topics(held, landed)
+    of_table: dict[TableName, str] = {}
+    for each in held:
+        same = each.topic in known and each.topic not in replaced
+        if same and each.place not in landed:
+            if not new_epoch or each.topic in with_id:
+                raise KafkaRefused(
+                    f"The topic {each.topic} has a partition {each.partition} that it did not have, and "
+                    "its records are ordered by arrival: a key may have moved there, and nothing says "
+                    "which of its records is later.",
+                    fix="Land it as a new source whose records carry a position or a commit time "
+                    "(events.order position), or make the topic anew with all its partitions, and: "
+                    f'omnisupport-ingest sync {source} --new-epoch "partitions added"',
+                )
+            declared_anew.add(each.topic)
+        table = handling.table_of(each.topic)
+        if table is None:
+            continue
+        other = of_table.setdefault((table.schema, table.table), each.topic)
+        if other != each.topic:
+            raise KafkaRefused(
+                f"The topics {other} and {each.topic} are both of {table.schema}.{table.table}, and "
+                "their records are ordered by arrival, which two topics have not in common.",
+                fix="Take one of them in (kafka.topics), or map them to two tables (events.tables).",
+            )
+    return declared_anew

@@ -82,7 +82,7 @@ class Record(NamedTuple):
         return len(self.key or b"") + len(self.value or b"")
 
     @property
-    def told_headers(self) -> bytes:
+    def headers_json(self) -> bytes:
         """Return the headers as JSON."""
         if not self.headers:
             return b"[]"
@@ -92,8 +92,8 @@ class Record(NamedTuple):
         """Return the record as one line of JSON. Key and value stay as they are; if they are no JSON, each
         becomes a JSON string."""
         millis = b"null" if self.millis is None else b"%d" % self.millis
-        told = (self.offset, millis, _as_json(self.key), _as_json(self.value), self.told_headers)
-        return _line_start(place) + b'%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}' % told
+        members = (self.offset, millis, _as_json(self.key), _as_json(self.value), self.headers_json)
+        return _line_start(place) + b'%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}' % members
 
     def read(self, place: Partition, handling: Handling, context: LineContext) -> Change | Passed:
         """Return the change in the record. Raises ``LineFault`` if it cannot be read."""
@@ -226,13 +226,13 @@ class RoundReading:
         """Yield the event of one record; nothing if the record is of no row."""
         arrival = self._inlet.handling.order == BY_ARRIVAL
         context = LineContext(place[0], record.moment if arrival else None, record.moment)
-        told = RawRecord(
+        raw = RawRecord(
             line,
             partial(record.read, place, self._handling, context),
             context,
             (record.offset, _number(place)) if arrival else None,
         )
-        event = self._event(told, place, record.offset, epoch)
+        event = self._event(raw, place, record.offset, epoch)
         if event is None:
             return
         if event.misplaced is not None and latest.comes_after_a_later_one(event):
@@ -248,10 +248,10 @@ class RoundReading:
             highest = self._round.highest
             highest[place] = max(found, highest.get(place, found))
 
-    def _event(self, told: RawRecord, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
+    def _event(self, raw: RawRecord, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
         try:
             # No row number: records that follow the last batch are never too late.
-            event = self._reader.take(told, epoch, None)
+            event = self._reader.take(raw, epoch, None)
         except AnotherLife as fault:
             raise StopsHere(place, offset, fault) from None
         odd = self._reader.odd
@@ -311,7 +311,7 @@ def _lines_of(place: Partition, records: Sequence[Record]) -> pa.BinaryArray:
         for texts in (
             [_as_json(each.key) for each in records],
             [each.value or b"" for each in records],
-            [each.told_headers for each in records],
+            [each.headers_json for each in records],
         )
     )
     parts = (

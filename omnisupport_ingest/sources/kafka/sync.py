@@ -25,7 +25,6 @@ from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL
 from omnisupport_ingest.sources.debezium.land import Inlet, land_reading
-from omnisupport_ingest.sources.kafka.arrival import check_arrival
 from omnisupport_ingest.sources.kafka.client import Cluster, stops_alone
 from omnisupport_ingest.sources.kafka.errors import KafkaRefused, KafkaUnreachable, RecordRefused
 from omnisupport_ingest.sources.kafka.offsets import (
@@ -34,6 +33,7 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Partition,
     Ways,
     all_going_on,
+    check_arrival,
     landed_offsets,
     out_of_range,
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from omnisupport_ingest.contracts.expressions import ExpressionProblem, closing_after, columns_of
+from omnisupport_ingest.contracts.expression_syntax import ExpressionProblem, closing_after, columns_of
 from omnisupport_ingest.contracts.model import Column
 
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d]\w*(?:\s*\()?|\d\w*|.""", re.DOTALL)

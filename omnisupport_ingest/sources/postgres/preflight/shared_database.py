@@ -28,7 +28,7 @@ from omnisupport_ingest.sources.postgres.session.server import ServerFacts, serv
 
 
 def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
-    """Return a finding for each thing that two sources of a database have although only one may.
+    """Return a finding for everything that two sources of a database share and only one may have.
 
     Empty for a source that shares no database. ``settings``: of the source that ``dsn`` connects to. Raises
     ``SourceRefused`` or ``SourceUnavailable``.
