@@ -106,11 +106,11 @@ class WindowUpdate(ABC, Generic[JobT]):
 class EventsUpdate(WindowUpdate[JobT]):
     """The update of a table of events, whose windows the ``watermark`` closes.
 
-    ``sealed``: windows whose events retention has removed. A subclass reads them once it has opened its
+    ``_sealed``: windows whose events retention has removed. A subclass reads them once it has opened its
     inputs.
     """
 
-    sealed: frozenset[str]
+    _sealed: frozenset[str]
 
     def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, watermark: datetime | None) -> None:
         super().__init__(snapshot, run)
@@ -119,7 +119,7 @@ class EventsUpdate(WindowUpdate[JobT]):
     def is_past(self, window: str) -> bool:
         # A sealed window is closed already. What landed in it since must not be compacted with files that the
         # layer below has taken.
-        return window not in self.sealed and self._lateness.closed(window, self._watermark)
+        return window not in self._sealed and self._lateness.closed(window, self._watermark)
 
 
 def update_windows(

@@ -165,7 +165,7 @@ class _Update(EventsUpdate[_Job]):
         self._raw = workspace.raw(source).open()
         # Read after raw: by then it is on record what retention removed from raw, so it is not judged as if
         # it had never been.
-        self.sealed = frozenset(Removed.open(workspace, source).sealed)
+        self._sealed = frozenset(Removed.open(workspace, source).sealed)
         # Before the versions are read: this creates the map of tokens, which they depend on.
         workspace.secrets(workspace.contracts.of_source(source))
         # Read the versions after raw. A command first records its erasure, then looks at what has landed, so
@@ -206,7 +206,7 @@ class _Update(EventsUpdate[_Job]):
     def _asked(self, window: str) -> RequestedWork | None:
         """How ``window`` is requested. None if it is sealed: then new events are added, but it is never
         judged again. A window with a quarantine file missing on disk is judged again."""
-        if window in self.sealed:
+        if window in self._sealed:
             return None
         asked = self.run.asked
         gone = gone_from_disk(self._quarantine, self.snapshot.state(window))
@@ -218,7 +218,7 @@ class _Update(EventsUpdate[_Job]):
         rules = rules_in_force(workspace, source, self._versions, self._raw, windows)
         rules = for_spark(workspace, self.run.spark, rules)
         needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
-        rules = replace(rules, contracts=needed, sealed=self.sealed)
+        rules = replace(rules, contracts=needed, sealed=self._sealed)
         verdicts = _judged(self.run, self.snapshot, jobs, rules, unit)
         counts = _counts(self.snapshot, jobs, verdicts)
         quarantine.add(
@@ -238,7 +238,7 @@ class _Update(EventsUpdate[_Job]):
             companions=quarantine_files,
             upstream_version=self._raw.version,
             found=_found(before, job, verdicts.tallies),
-            past_closing=job.window in self.sealed or self.is_past(job.window),
+            past_closing=job.window in self._sealed or self.is_past(job.window),
             exact_share=judged.taken.share,
             rules=rule_results(self.run.workspace, self.run.source, judged, job.plan, before),
             replaced=self._replaced(before, job, quarantine_files),

@@ -101,7 +101,7 @@ class _Update(EventsUpdate[WindowJob]):
         self._store = run.workspace.landing(run.source)
         # Read after raw was opened: by then it is on record what retention removed from raw.
         removed = Removed.open(run.workspace, run.source)
-        self.sealed = frozenset(removed.sealed)
+        self._sealed = frozenset(removed.sealed)
         self._landed = _Landing(self._store, removed)
 
     def targets(self, windows: Sequence[str]) -> list[str]:
