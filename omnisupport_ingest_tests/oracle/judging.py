@@ -390,9 +390,7 @@ def _verdict(
     return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, judging_rules), rules, late)
 
 
-def _copy(
-    delivery: Delivery, first: Delivery, judging_rules: JudgingRules, decided: str | None
-) -> Verdict:
+def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules, decided: str | None) -> Verdict:
     late, _ = _lateness(delivery, judging_rules)
     reason = "duplicate_position"
     rules = _mismatches(first, judging_rules) + _broken(first, judging_rules)[0]

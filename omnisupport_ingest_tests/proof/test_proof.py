@@ -27,8 +27,8 @@ from omnisupport_ingest_tests.proof.history import Told, lane
 from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
 from omnisupport_ingest_tests.proof.privacy import Sought, exposed_files, hidden_by
-from omnisupport_ingest_tests.proof.run import ERASE_SUBJECTS, LOOSEN, Proved, prove
-from omnisupport_ingest_tests.proof.story import Story, draw
+from omnisupport_ingest_tests.proof.run import Proved, prove
+from omnisupport_ingest_tests.proof.story import ERASE_SUBJECTS, LOOSEN, Story, draw
 from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS, shapes_of
 from omnisupport_ingest_tests.proof.tables import VERSIONS as CONTRACTS
