@@ -2,7 +2,7 @@
 
 Nearly all of a home's time is the processor's, for the plans of Spark: as much for six histories as for
 sixty, and the same for each run of the layers and for each making of histories. A whole home runs the layers
-more than a dozen times. Most of its comparisons look at the same rows again, after one thing more was done.
+more than a dozen times. Most of its comparisons look at the same rows again, after one more step.
 So a short home does less between two landings and has some of the stages alone, or brings its histories in by
 one way; what one leaves out, others do.
 """
@@ -39,7 +39,7 @@ _LAYERS = 0.7
 """The share of homes that are about the layers; the others are about a way."""
 
 _OTHERWISE = 0.25
-"""Of these, the share of those whose events are told otherwise in the end, and of which hashes must agree."""
+"""Of these, the share of those whose events are delivered otherwise in the end, and of which hashes must agree."""
 
 _STAGES = {IN_BETWEEN: 0.4, REVIEW: 0.4, ERASE: 0.25, REBUILD: 0.3}
 """The share of the others that has each stage."""

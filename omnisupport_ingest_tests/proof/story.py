@@ -5,7 +5,7 @@ What was added later is drawn from lots of its own, so that the stories of known
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -53,7 +53,7 @@ LOOSEN = "loosen a rule"
 """The kind of steps by which a contract gets a looser rule; likewise."""
 
 IN_BETWEEN, AT_THE_END = "compare before what is late", "compare at the end of the schedule"
-OTHERWISE, REBUILD = "tell it otherwise", "make the lake again"
+OTHERWISE, REBUILD = "deliver it otherwise", "make the lake again"
 STAGES = (IN_BETWEEN, AT_THE_END, OTHERWISE, REVIEW, ERASE, REBUILD)
 """What a home does at its end, and before the last of what is late lands."""
 
@@ -138,6 +138,8 @@ def draw(
     slots = slots or rng.randint(5, 8)
     batches = schedule(rng, lanes, slots, order)
     actions = {scenario: rng.choice(actions) for scenario, actions in CHOICES.items()}
+    versions = versions_with_rules(Random(f"rules {seeds.start} {len(seeds)}"))
+    rejects = Random(f"batches that rules reject {seeds.start} {len(seeds)}").random() < _REJECTING
     return Story(
         seeds,
         order,
@@ -151,23 +153,16 @@ def draw(
         gaps(Random(f"gaps {seeds.start} {len(seeds)}"), batches),
         cut_for(Random(f"cut {seeds.start} {len(seeds)}"), len(seeds)),
         Random(f"policies {seeds.start} {len(seeds)}").choice((0, *range(len(PROTECTIONS)))),
-        _rejecting_in_some_homes(
-            Random(f"batches that rules reject {seeds.start} {len(seeds)}"),
-            versions_with_rules(Random(f"rules {seeds.start} {len(seeds)}")),
-        ),
+        versions if rejects else rejecting_nothing(versions),
     )
 
 
-def _rejecting_in_some_homes(
-    rng: Random, versions: tuple[Mapping[str, Terms], ...]
-) -> tuple[Mapping[str, Terms], ...]:
-    """The versions as they are, or in most homes with rules that have single rows wait and no whole batch.
+def rejecting_nothing(versions: Sequence[Mapping[str, Terms]]) -> tuple[Mapping[str, Terms], ...]:
+    """The versions with rules that have single rows wait where they would have whole batches wait.
 
     Which batches are rejected depends on how events land, so the same events delivered otherwise come to
     other contents.
     """
-    if rng.random() < _REJECTING:
-        return versions
     return tuple({table: terms.rejecting_nothing() for table, terms in each.items()} for each in versions)
 
 

@@ -95,7 +95,7 @@ IN_SCHEDULES = (
     "versions compared",
     "rebuilds from landing",
     "told otherwise",
-    "told otherwise with equal hashes",
+    "delivered otherwise with equal hashes",
 )
 
 IN_WAYS = (
