@@ -27,6 +27,7 @@ from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.compare import (
     Difference,
     differences,
+    differences_of_events,
     folded_by_columns,
     quarantined,
 )
@@ -399,10 +400,13 @@ class _Home:
         """Have a rule of a contract be looser: what waited for it comes in by itself, in its order."""
         if LOOSEN not in (self._story.kinds or (LOOSEN,)):
             return
-        # What waits has been judged by the contract before, so nothing else makes its window stale.
+        # What waits has been judged by the rule as it was, so nothing else makes its window stale.
         self._ask_for_types()
         self._platform.catch_up()
-        held = self._expected().of(QUARANTINED)
+        expected = self._expected()
+        self._require("before a rule gets looser", differences_of_events(self.workspace, expected), expected)
+        self._held |= in_histories(expected)
+        held = expected.of(QUARANTINED)
         waiting = {number: each for number, each in held.items() if each.reason in _WAITS_FOR_RULES}
         places = {(each.delivery.event.table, name) for each in waiting.values() for name in each.rules}
         found = [

@@ -39,7 +39,7 @@ _LAYERS = 0.7
 """The share of homes that are about the layers; the others are about a way."""
 
 _OTHERWISE = 0.25
-"""Of these, the share of those whose events are delivered otherwise in the end, and of which hashes must agree."""
+"""Of these, the share of those whose events are delivered otherwise in the end; the hashes must agree."""
 
 _STAGES = {IN_BETWEEN: 0.4, REVIEW: 0.4, ERASE: 0.25, REBUILD: 0.3}
 """The share of the others that has each stage."""
