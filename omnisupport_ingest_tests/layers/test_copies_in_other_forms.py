@@ -89,3 +89,21 @@ def test_what_is_decided_of_an_event_holds_for_its_copies_in_other_forms(
     elsewhere = {(once[0], once[1] + 1, *once[2:]): "discard"}
     assert reviews_of_all_forms(files, contents, elsewhere) == elsewhere
     assert reviews_of_all_forms(files, Contents(), of_both) == of_both
+
+
+@pytest.mark.parametrize("strictest", ["discard", "discard copies"])
+def test_of_several_decisions_the_strictest_counts_in_whatever_order_the_files_have_them(
+    tmp_path: Path, keys: SubjectKeys, strictest: str
+) -> None:
+    """Three contents of which two were reviewed are one event once their subject is erased."""
+    delivered = [("encrypted", ADA | {"name": json.dumps(name)}) for name in ("Ada", "Eve", "Ann")]
+    rows = raw_events(keys, delivered)
+    keys.destroy(keys.ids_of([("desk", "person", "1")]))
+    names = ("epoch", "commit_lsn", "ordinal", "event_hash")
+    ada, eve, ann = zip(*(rows[name].to_pylist() for name in names), strict=True)
+    reviews = {eve: strictest, ann: "release"}
+    for number, order in enumerate(([0, 1, 2], [2, 1, 0])):
+        (tmp_path / str(number)).mkdir()
+        files = written(tmp_path / str(number), rows.take(order).to_pylist(), 1)
+        found = reviews_of_all_forms(files, Contents((PEOPLE,), keys), reviews)
+        assert found == reviews | {ada: strictest}

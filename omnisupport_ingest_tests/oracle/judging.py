@@ -54,6 +54,9 @@ ACCEPT, WARN, QUARANTINE, REJECT_BATCH = "accept", "warn", "quarantine", "reject
 REJECTING = "rejects"
 """The rule of the row for which a batch is rejected, where nobody says which."""
 
+_STRICTEST_FIRST = ("discard", "discard copies", "release")
+"""What may be decided of an event."""
+
 _PASSING = {"accept", "ingest", "replay_window", "dedupe"}
 
 EventKey = tuple[Position, str | None, tuple[object, ...]]
@@ -298,11 +301,23 @@ def _judged(deliveries: Iterable[Delivery], judging_rules: JudgingRules) -> list
     for events in contents.values():
         for members in events.values():
             first = _standing(members)
-            copies = [each for each in members if each is not first]
-            verdict = _verdict(first, judging_rules, collision=len(events) > 1)
+            decided = _decided(members, judging_rules)
+            verdict = _verdict(first, judging_rules, decided[first.number], collision=len(events) > 1)
             verdicts.append(replace(verdict, batch=_batch(members, first)))
-            verdicts += [_copy(each, first, judging_rules) for each in copies]
+            copies = [each for each in members if each is not first]
+            verdicts += [_copy(each, first, judging_rules, decided[each.number]) for each in copies]
     return [replace(each, erased=_was_erased(each.delivery.event, judging_rules)) for each in verdicts]
+
+
+def _decided(copies: list[Delivery], judging_rules: JudgingRules) -> dict[int, str | None]:
+    """What is decided of each of the ``copies`` of one event, by its number.
+
+    What was decided of another copy counts for those that nobody decided: that of an erased subject was
+    another event when it was reviewed. A discard counts before a release.
+    """
+    of_copy = {each.number: judging_rules.reviews.get(each.key) for each in copies}
+    of_event = next((each for each in _STRICTEST_FIRST if each in of_copy.values()), None)
+    return {number: own or of_event for number, own in of_copy.items()}
 
 
 def _standing(copies: list[Delivery]) -> Delivery:
@@ -338,12 +353,13 @@ def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter
     return dict(found)
 
 
-def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool) -> Verdict:
+def _verdict(
+    delivery: Delivery, judging_rules: JudgingRules, decided: str | None, *, collision: bool
+) -> Verdict:
     late, too_late = _lateness(delivery, judging_rules)
     mismatches = _mismatches(delivery, judging_rules)
     broken, withholds = _broken(delivery, judging_rules)
     rules = mismatches + broken
-    decided = judging_rules.reviews.get(delivery.key)
     doubts = {
         "collision": collision,
         "older_epoch": _of_older_epoch(delivery) and not judging_rules.passes("older_epoch"),
@@ -374,13 +390,13 @@ def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool
     return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, judging_rules), rules, late)
 
 
-def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules) -> Verdict:
+def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules, decided: str | None) -> Verdict:
     late, _ = _lateness(delivery, judging_rules)
     reason = "duplicate_position"
     rules = _mismatches(first, judging_rules) + _broken(first, judging_rules)[0]
     if judging_rules.passes(reason):
         return Verdict(delivery, DUPLICATE, reason, None, rules, late, of_copy=True)
-    state = _state(reason, judging_rules.reviews.get(first.key), judging_rules)
+    state = _state(reason, decided, judging_rules)
     return Verdict(delivery, QUARANTINED, reason, state, rules, late, of_copy=True)
 
 

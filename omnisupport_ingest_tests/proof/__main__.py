@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.jvm import start_for_small_work
 from omnisupport_ingest_tests.proof.run import ProofFailed, prove
-from omnisupport_ingest_tests.proof.story import Story, draw
-from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, LEFT_OPEN, Tally
+from omnisupport_ingest_tests.proof.short import Part, short
+from omnisupport_ingest_tests.proof.story import STAGES, Story, draw
+from omnisupport_ingest_tests.proof.tally import LEFT_OPEN, Tally
 from omnisupport_ingest_tests.proof.ways import LANES as WAY_LANES
 from omnisupport_ingest_tests.proof.ways import WAYS, prove_ways
 from omnisupport_ingest_tests.storage.s3_server import in_a_bucket
@@ -38,6 +41,11 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=LANES, help=f"histories per home ({LANES})")
     parser.add_argument("--landings", type=int, help="at how many times something lands (5 to 8, by lot)")
     parser.add_argument("--seconds", type=float, help="go on with the next seeds until so many are over")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="each home does a part of what it could, by lot; a way in, for one",
+    )
     parser.add_argument("--steps", action="store_true", help="print every step")
     parser.add_argument("--until-one-fails", action="store_true", help="stop at the first home that fails")
     parser.add_argument(
@@ -53,7 +61,7 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, help="run in this folder and keep what failed there")
     asked = parser.parse_args()
-    began, seen, failed, by_ways = time.monotonic(), Tally(), 0, 0
+    began, seen, failed = time.monotonic(), Tally(), 0
     with (
         tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary,
         in_a_bucket() if asked.bucket else nullcontext(),
@@ -66,36 +74,49 @@ def main() -> int:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         spark.conf.set("spark.sql.shuffle.partitions", "2")
         for seeds in _homes(asked.start, asked.seeds, asked.lanes, began, asked.seconds):
-            started = time.monotonic()
-            story = draw(seeds, asked.landings)
-            print(f"seeds {seeds.start} to {seeds.stop - 1}: {_kind(story.order)}, ", end="", flush=True)
-            print(f"epochs {story.epochs}, batches {len(story.batches)}, {_hindered(story)}", flush=True)
-            say = print if asked.steps else _quiet
+            started, tally = time.monotonic(), Tally()
             try:
-                tally = prove(story, root / f"{seeds.start}", spark, say=say).tally
-                if asked.ways is not None:
-                    some = seeds[:WAY_LANES]
-                    by_ways += prove_ways(some, root / f"ways-{seeds.start}", spark, asked.ways or WAYS)
+                _prove(seeds, root, spark, asked, tally)
             except Exception as error:
                 print(f"  fails; {time.monotonic() - started:.0f} s", flush=True)
                 print(_failure(error, seeds, asked), file=sys.stderr, flush=True)
                 failed += 1
                 if asked.until_one_fails:
                     break
-                continue
-            seen.add(tally)
-            print(f"  as the oracle says; {time.monotonic() - started:.0f} s", flush=True)
+            else:
+                print(f"  as the oracle says; {time.monotonic() - started:.0f} s", flush=True)
+            finally:
+                seen.add(tally)
     print(_summary(seen, time.monotonic() - began))
-    if asked.ways is not None:
-        print(
-            f"Events that ended in the same dimensions by each of {', '.join(asked.ways or WAYS)}: {by_ways}"
-        )
     if seen.too_many_left_open:
         print(f"Too many {LEFT_OPEN}: {seen.things[LEFT_OPEN]}", file=sys.stderr)
         failed += 1
     if failed:
         print(f"{failed} homes failed; how to run each again is above", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _prove(seeds: range, root: Path, spark: SparkSession, asked: argparse.Namespace, tally: Tally) -> None:
+    """Prove one home, and what it does beside; ``tally`` counts what happens."""
+    say = print if asked.steps else _quiet
+    some, folder = seeds[:WAY_LANES], root / f"ways-{seeds.start}"
+    if asked.ways is not None:
+        part = Part(draw(seeds, asked.landings), asked.ways or WAYS)
+    else:
+        part = short(seeds, asked.landings) if asked.short else Part(draw(seeds, asked.landings))
+    print(f"seeds {seeds.start} to {seeds.stop - 1}: {_said(part)}", flush=True)
+    if part.story is not None:
+        prove(part.story, root / f"{seeds.start}", spark, say=say, tally=tally)
+    prove_ways(some, folder, spark, part.ways, tally=tally, extent=part.extent)
+
+
+def _said(part: Part) -> str:
+    story = part.story
+    if story is None:
+        return f"by {', '.join(part.ways)}"
+    stages = "" if story.stages is STAGES else f", {', '.join(story.stages) or 'no stage but the last'}"
+    said = f"{_kind(story.order)}, epochs {story.epochs}, batches {len(story.batches)}"
+    return f"{said}, {_hindered(story)}{stages}"
 
 
 def _homes(start: int, count: int, lanes: int, began: float, seconds: float | None) -> Iterator[range]:
@@ -128,6 +149,7 @@ def _failure(error: Exception, seeds: range, asked: argparse.Namespace) -> str:
         lines.append(f"Histories that differ: seed {', '.join(map(str, touched))}")
     command = "python -m omnisupport_ingest_tests.proof --steps"
     command += f" --landings {asked.landings}" if asked.landings else ""
+    command += " --short" if asked.short else ""
     command += "" if asked.ways is None else " ".join([" --ways", *asked.ways])
     command += " --bucket" if asked.bucket else ""
     lines.append(f"Again: {command} --start {seeds.start} --seeds {len(seeds)} --lanes {asked.lanes}")
@@ -139,11 +161,9 @@ def _summary(seen: Tally, seconds: float) -> str:
         f"{seen.histories} histories in {seen.homes} homes, {seen.copies} landed events, "
         f"{seen.comparisons} comparisons of every layer, {seconds:.0f} s"
     ]
-    if not seen.homes:
-        return lines[0]
-    for title, names in (("In the histories", IN_HISTORIES), ("In the schedules", IN_SCHEDULES)):
+    for title, names in seen.groups.items():
         lines.append(f"{title}:")
-        lines += [f"  {name:<30}{seen.things[name]:>9}" for name in names]
+        lines += [f"  {name:<40}{seen.things[name]:>9}" for name in names]
     lines.append(f"Unresolved though the oracle knows them: {seen.things[LEFT_OPEN]} {LEFT_OPEN}")
     if seen.never:
         lines.append(f"Nothing was seen of: {', '.join(seen.never)}")

@@ -23,6 +23,25 @@ MOODS = ("ok", "so")
 INTEGER, BIGINT, SMALLINT, BOOLEAN, TEXT = "integer", "bigint", "smallint", "boolean", "text"
 SHORT, LONG, MONEY, MORE_MONEY = "varchar(12)", "varchar(20)", "numeric(6,2)", "numeric(10,2)"
 
+CHANGES = (
+    "added",
+    "added with a default",
+    "added with a default by row",
+    "dropped",
+    "renamed",
+    "dropped and added again",
+    "nullable changed",
+    "widened",
+    "widened a text",
+    "widened a number",
+    "narrowed",
+    "cut",
+    "retyped",
+    "retyped by words",
+    "enum value added",
+)
+"""The kinds of ALTERs that are drawn."""
+
 Run = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 """Runs a statement in a transaction of its own, and returns its rows."""
 

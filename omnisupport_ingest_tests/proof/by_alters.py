@@ -52,12 +52,19 @@ from omnisupport_ingest_tests.proof import compare
 from omnisupport_ingest_tests.proof.altered import CHANGED, KEY, Altered
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.tables import SOURCE, ContractShape, held
+from omnisupport_ingest_tests.proof.tally import Tally
 from omnisupport_ingest_tests.proof.versions import versions
 
-TABLES = 3
-"""Histories that get a table each, at most."""
 
-ROUNDS = 4
+@dataclass(frozen=True)
+class Extent:
+    """``tables``: histories that get a table each, at most. ``rounds``: how often each is changed."""
+
+    tables: int = 3
+    rounds: int = 4
+
+
+WHOLE = Extent()
 
 
 @dataclass(frozen=True)
@@ -133,11 +140,17 @@ def _is_of(kind: str, text: str) -> bool:
 
 
 def prove_alters(
-    seeds: range, folder: Path, spark: SparkSession, *, by_cursor: bool = False
+    seeds: range,
+    folder: Path,
+    spark: SparkSession,
+    tally: Tally,
+    extent: Extent = WHOLE,
+    *,
+    by_cursor: bool = False,
 ) -> Iterator[Difference]:
-    """Tell histories of the first ``TABLES`` seeds to a table each; what differs after a round.
+    """Tell histories of the first ``seeds`` to a table each; what differs after a round.
 
-    ``by_cursor``: the tables are read by a cursor, else through the log.
+    ``tally``: counts what happens. ``by_cursor``: the tables are read by a cursor, else through the log.
     """
     with ExitStack() as resources:
         server = EmbeddedPostgres(folder / "server")
@@ -146,18 +159,26 @@ def prove_alters(
         connection = resources.enter_context(closing(psycopg2.connect(server.dsn())))
         connection.autocommit = True
         kind = _DeskByCursor if by_cursor else _Desk
-        desk = kind(seeds[:TABLES], folder, spark, server.dsn(), connection)
+        desk = kind(seeds[: extent.tables], folder, spark, _Server(server.dsn(), connection), tally)
         desk.open()
         yield from desk.differences()
-        for number in range(ROUNDS):
+        for number in range(extent.rounds):
             desk.change()
             desk.take_in()
             yield from desk.differences()
-            if number < ROUNDS - 1:
+            if number < extent.rounds - 1:
                 desk.some_follow()
         desk.all_follow()
         yield from desk.differences()
         yield from desk.others_than_the_source()
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The source: where it is, and a connection to it by which its tables are written."""
+
+    dsn: str
+    connection: Any
 
 
 class _Desk:
@@ -167,13 +188,17 @@ class _Desk:
     """What its contracts say beside their columns."""
     with_cursor = False
 
-    def __init__(self, seeds: range, folder: Path, spark: SparkSession, dsn: str, connection: Any) -> None:
-        self._folder, self._spark, self._dsn, self._connection = folder, spark, dsn, connection
+    def __init__(
+        self, seeds: range, folder: Path, spark: SparkSession, server: _Server, tally: Tally
+    ) -> None:
+        self._folder, self._spark, self._tally = folder, spark, tally
+        self._dsn, self._connection = server.dsn, server.connection
         self._rng = Random(f"alters {seeds.start} {len(seeds)}")
         self.tables = [
             Altered(f"altered_{seed}", Random(f"alters of {seed}"), self._run, with_cursor=self.with_cursor)
             for seed in seeds
         ]
+        self._waiting: dict[str, frozenset[int]] = defaultdict(frozenset)
         self._contracts = folder / "contracts" / "data"
         self.workspace: Workspace
 
@@ -219,7 +244,7 @@ class _Desk:
         for table in self.tables:
             table.write(self._rng.randint(1, 3))
             if self._rng.random() < 0.85:
-                table.alter()
+                self._tally.did(table.alter())
             table.write(self._rng.randint(1, 3))
 
     def take_in(self) -> None:
@@ -276,8 +301,10 @@ class _Desk:
             major = int(contract.version.split(".")[0]) + 1
             kept = {name: document[name] for name in ("evolution", "history") if name in document}
             self._write(table, kept | {"version": f"{major}.0.0"})
+            self._tally.did("contracts written anew")
         else:
             self._propose(table)
+            self._tally.did("contracts proposed")
         return by_hand
 
     def _propose(self, table: Altered) -> None:
@@ -293,6 +320,7 @@ class _Desk:
             if table.name in asking:
                 self.request(table)
                 table.read()
+                self._tally.did("tables read again")
 
     def _contract(self, table: Altered) -> TableContract:
         return next(each for each in self.workspace.contracts if each.table == table.name)
@@ -302,8 +330,16 @@ class _Desk:
         for table in self.tables:
             law = Law.of(self._contract(table))
             events = law.judged(table.events)
+            self._count(table, events)
             yield from self._dimension(table, law, events)
             yield from self._history(table, law, events)
+
+    def _count(self, table: Altered, events: Sequence[Event]) -> None:
+        """Count which rows wait for their contract that did not before, and which do not wait any more."""
+        now = frozenset(number for number, event in enumerate(events) if event.quarantined)
+        before, self._waiting[table.name] = self._waiting[table.name], now
+        self._tally.did("rows that wait for their contract", len(now - before))
+        self._tally.did("rows back by a contract that followed", len(before - now))
 
     def _dimension(self, table: Altered, law: Law, events: Sequence[Event]) -> Iterator[Difference]:
         due = {

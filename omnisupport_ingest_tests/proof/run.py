@@ -27,6 +27,7 @@ from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.compare import (
     Difference,
     differences,
+    differences_of_events,
     folded_by_columns,
     quarantined,
 )
@@ -46,7 +47,31 @@ from omnisupport_ingest_tests.proof.landed import Landed, Subject
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
 from omnisupport_ingest_tests.proof.privacy import exposed_files, hidden_by
-from omnisupport_ingest_tests.proof.story import CHOICES, Story
+from omnisupport_ingest_tests.proof.story import (
+    AT_THE_END,
+    CHOICES,
+    COMPARE,
+    CONTRACTS,
+    DECISIONS,
+    ERASE,
+    ERASE_SUBJECTS,
+    HISTORIES,
+    IN_BETWEEN,
+    LAND_ON,
+    LEARN,
+    LOOSEN,
+    OTHERWISE,
+    OVERLAPPING,
+    POLICIES,
+    REBUILD,
+    REPLAY,
+    REVIEW,
+    RUN_ALL,
+    RUN_SOME,
+    STOP,
+    TWO_WRITERS,
+    Story,
+)
 from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import (
     KEY,
@@ -72,13 +97,6 @@ ELSEWHERE = "  another machine goes on"
 """What is said when one does (``Platform.go_on_elsewhere``)."""
 
 
-ERASE_SUBJECTS = "erase subjects"
-"""The kind of steps by which subjects are erased; it is dealt by lots of its own."""
-
-LOOSEN = "loosen a rule"
-"""The kind of steps by which a contract gets a looser rule; it is dealt by lots of its own too."""
-
-
 class ProofFailed(AssertionError):
     """A layer holds what it must not; ``differences`` are the first ones, ``told`` the events of the history
     of one of them."""
@@ -97,17 +115,32 @@ class Proved:
     expected: Expected
 
 
-def prove(story: Story, folder: Path, spark: SparkSession, *, say: Callable[[str], None]) -> Proved:
-    """Run the story in homes below ``folder``; ``ProofFailed`` says what differs, and when."""
-    home = _Home(story, folder / "home", spark, say)
+def prove(
+    story: Story,
+    folder: Path,
+    spark: SparkSession,
+    *,
+    say: Callable[[str], None],
+    tally: Tally | None = None,
+) -> Proved:
+    """Run the story in homes below ``folder``; ``ProofFailed`` says what differs, and when.
+
+    ``tally``: an empty one, which counts what happens, up to a failure too.
+    """
+    home = _Home(story, folder / "home", spark, say, Tally() if tally is None else tally)
     with cutting(spark, story.cut) as grouped:
-        expected = home.tell()
-    home.tally.did("frames in several partitions", sum(parts > 1 for parts in grouped))
+        try:
+            expected = home.tell()
+        finally:
+            home.tally.did("frames in several partitions", sum(parts > 1 for parts in grouped))
+            home.count()
     return Proved(home.tally, home.workspace, expected)
 
 
 class _Home:
-    def __init__(self, story: Story, folder: Path, spark: SparkSession, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, story: Story, folder: Path, spark: SparkSession, say: Callable[[str], None], tally: Tally
+    ) -> None:
         self._story, self._folder, self._spark, self._say = story, folder, spark, say
         self._rng = Random(f"steps {story.seeds.start} {len(story.seeds)}")
         self._version, self._protecting = 0, story.protecting
@@ -135,7 +168,8 @@ class _Home:
         self._held: Counter[str] = Counter()
         self._lost: dict[int, str] = {}
         self._landings = 0
-        self.tally = Tally(histories=len(story.seeds), homes=1)
+        self.tally = tally
+        tally.histories, tally.homes = len(story.seeds), 1
 
     @property
     def workspace(self) -> Workspace:
@@ -150,43 +184,56 @@ class _Home:
 
     def tell(self) -> Expected:
         """The whole story; what the layers had to hold in the end."""
-        told_otherwise = self._story.verdicts_follow_from_events
-        landings = groupby(self._story.batches, key=lambda batch: batch.landed_at.replace(second=0))
+        story = self._story
+        told_otherwise = story.verdicts_follow_from_events and OTHERWISE in story.stages
+        landings = groupby(story.batches, key=lambda batch: batch.landed_at.replace(second=0))
         for number, (_, batches) in enumerate(landings):
-            if number == self._story.in_time:
-                if self._story.order is not None:
-                    # So that some of what is late is of rows that were erased.
-                    self._erase()
-                if not self._changed_later:
-                    self._later_step()
-                if not self.tally.things["erasures of subjects completed"] and not self._asked:
-                    self._erase_subjects()
-                if not self._loosened:
-                    self._loosen()
-                self._settle("before the last of what is late")
+            if number == story.in_time:
+                self._before_what_is_late()
             for batch in batches:
                 self._land(batch)
-            late = number >= self._story.in_time
-            for _ in range(self._story.late_steps if late else self._story.steps):
+            late = number >= story.in_time
+            for _ in range(story.late_steps if late else story.steps):
                 self._step()
-        self._settle("at the end of the schedule")
+        expected = None
+        if told_otherwise or AT_THE_END in story.stages:
+            expected = self._settle("at the end of the schedule")
         if told_otherwise:
             self._tell_otherwise()
-        self._review()
-        self._erase()
-        if self._platform.go_on_elsewhere():
+        if REVIEW in story.stages:
+            self._review()
+        if ERASE in story.stages:
+            self._erase()
+        if elsewhere := self._platform.go_on_elsewhere():
             self._say(ELSEWHERE)
-        self._settle("after the last reviews and erasures")
-        expected = self._rebuild()
-        self.tally.things += self._held
-        self._count_windows()
-        if self._story.cut.few == 0:
+        if expected is None or elsewhere or {REVIEW, ERASE} & {*story.stages}:
+            expected = self._settle("after the last reviews and erasures")
+        if REBUILD in story.stages:
+            expected = self._rebuild()
+        if story.cut.few == 0:
             for shape in expected.shapes:
                 groups = folded_by_columns(self.workspace, shape)
                 self.tally.did("groups folded by whole columns", groups)
         return expected
 
-    def _count_windows(self) -> None:
+    def _before_what_is_late(self) -> None:
+        """What happens once at least, before the last landings, which bring only what is late."""
+        stages = self._story.stages
+        if self._story.order is not None and ERASE in stages:
+            # So that some of what is late is of rows that were erased.
+            self._erase()
+        if not self._changed_later:
+            self._later_step()
+        if not self.tally.things["erasures of subjects completed"] and not self._asked:
+            self._erase_subjects()
+        if not self._loosened:
+            self._loosen()
+        if IN_BETWEEN in stages:
+            self._settle("before the last of what is late")
+
+    def count(self) -> None:
+        """Count what is not counted as it happens."""
+        self.tally.things += self._held
         watch = self._platform.watch
         self.tally.did("replays", self._platform.replays)
         self.tally.did("windows closed", watch.closed)
@@ -244,20 +291,20 @@ class _Home:
         windows = platform.windows
         some = rng.sample(windows, rng.randint(1, len(windows))) if windows else []
         steps: dict[str, Callable[[], None]] = {
-            "land on": lambda: None,
-            "run some windows": lambda: platform.run(some),
-            "stop between layers": lambda: self._stop_between_layers(some),
-            "replay some windows": lambda: self._replay([some]),
-            "overlapping replays": lambda: self._replay([some, [*some[1:], *windows[:2]]]),
-            "run all, late ones too": lambda: platform.catch_up(backfill_late=False),
-            "two writers": lambda: self._two_writers(some),
-            "other contracts": self._change_contracts,
-            "make histories": self._make_histories,
-            "compare": self._settle_in_between,
-            "erase": self._erase,
+            LAND_ON: lambda: None,
+            RUN_SOME: lambda: platform.run(some),
+            STOP: lambda: self._stop_between_layers(some),
+            REPLAY: lambda: self._replay([some]),
+            OVERLAPPING: lambda: self._replay([some, [*some[1:], *windows[:2]]]),
+            RUN_ALL: lambda: platform.catch_up(backfill_late=False),
+            TWO_WRITERS: lambda: self._two_writers(some),
+            CONTRACTS: self._change_contracts,
+            HISTORIES: self._make_histories,
+            COMPARE: self._settle_in_between,
+            ERASE: self._erase,
         }
         if not self._story.verdicts_follow_from_events:
-            steps |= {"review": self._review, "another decision table": self._change_decisions}
+            steps |= {REVIEW: self._review, DECISIONS: self._change_decisions}
         if not self._dealt:
             kinds = [name for name in sorted(steps) if name in (self._story.kinds or steps)]
             self._dealt = rng.sample(kinds, len(kinds))
@@ -273,7 +320,7 @@ class _Home:
 
     def _later_step(self) -> None:
         """Something more, dealt by lots of its own: at random steps, and once at least."""
-        steps = {"other policies": self._change_policies, "learn a column": self._learn}
+        steps = {POLICIES: self._change_policies, LEARN: self._learn}
         if not self._dealt_later:
             kinds = [name for name in sorted(steps) if name in (self._story.kinds or steps)]
             self._dealt_later = self._later_lots.sample(kinds, len(kinds))
@@ -353,8 +400,13 @@ class _Home:
         """Have a rule of a contract be looser: what waited for it comes in by itself, in its order."""
         if LOOSEN not in (self._story.kinds or (LOOSEN,)):
             return
-        self._require("while tables wait for a person", self._have_not_waited())
-        held = self._expected().of(QUARANTINED)
+        # What waits has been judged by the rule as it was, so nothing else makes its window stale.
+        self._ask_for_types()
+        self._platform.catch_up()
+        expected = self._expected()
+        self._require("before a rule gets looser", differences_of_events(self.workspace, expected), expected)
+        self._held |= in_histories(expected)
+        held = expected.of(QUARANTINED)
         waiting = {number: each for number, each in held.items() if each.reason in _WAITS_FOR_RULES}
         places = {(each.delivery.event.table, name) for each in waiting.values() for name in each.rules}
         found = [
@@ -599,6 +651,7 @@ class _Home:
         else:
             ours, theirs = (_without(each.content(), apart) for each in (self._platform, other))
             self._require(when, _contents_differ(theirs, ours))
+            self.tally.did("delivered otherwise with equal hashes")
         self.tally.comparisons += 1
 
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from omnisupport_ingest_tests.oracle.judging import QUARANTINE, REJECT_BATCH
 from omnisupport_ingest_tests.oracle.model import TableShape
 from omnisupport_ingest_tests.proof import quality
 from omnisupport_ingest_tests.proof.policies import DROP, Policy, Protecting, Secrets
@@ -270,6 +271,13 @@ class Terms:
             subject=protecting.subjects.get(table),
             key=protecting.key,
         )
+
+    def rejecting_nothing(self) -> Terms:
+        """The same with rules that have a row wait where they would have its whole batch wait."""
+        rules = tuple(
+            replace(each, policy=QUARANTINE) if each.policy == REJECT_BATCH else each for each in self.rules
+        )
+        return replace(self, rules=rules)
 
     @property
     def lateness(self) -> tuple[timedelta, timedelta]:

@@ -27,8 +27,8 @@ from omnisupport_ingest_tests.proof.history import Told, lane
 from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
 from omnisupport_ingest_tests.proof.privacy import Sought, exposed_files, hidden_by
-from omnisupport_ingest_tests.proof.run import ERASE_SUBJECTS, LOOSEN, Proved, prove
-from omnisupport_ingest_tests.proof.story import Story, draw
+from omnisupport_ingest_tests.proof.run import Proved, prove
+from omnisupport_ingest_tests.proof.story import ERASE_SUBJECTS, LOOSEN, Story, draw, rejecting_nothing
 from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS, shapes_of
 from omnisupport_ingest_tests.proof.tables import VERSIONS as CONTRACTS
@@ -57,7 +57,8 @@ def a_stream(seeds: range, slots: int, steps: int) -> Story:
 @pytest.fixture(scope="module")
 def followed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Proved:
     """The home of a stream, proved; its layers are there to be read."""
-    story = replace(a_stream(STREAM, 3, 1), gaps=(), protecting=0)
+    story = a_stream(STREAM, 3, 1)
+    story = replace(story, gaps=(), protecting=0, versions=rejecting_nothing(story.versions))
     return prove(story, tmp_path_factory.mktemp("proved") / "stream", spark, say=lambda _: None)
 
 

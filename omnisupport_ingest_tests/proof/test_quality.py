@@ -14,7 +14,7 @@ from omnisupport_ingest_tests.oracle.judging import ACCEPT, REJECT_BATCH, WARN
 from omnisupport_ingest_tests.oracle.model import Event
 from omnisupport_ingest_tests.proof.history import lane
 from omnisupport_ingest_tests.proof.quality import REFUSED, Rule, refused
-from omnisupport_ingest_tests.proof.story import draw, versions_with_rules
+from omnisupport_ingest_tests.proof.story import draw, rejecting_nothing, versions_with_rules
 from omnisupport_ingest_tests.proof.tables import write_contracts
 
 DRAWN = [versions_with_rules(Random(f"any {number}")) for number in range(20)]
@@ -142,3 +142,27 @@ def test_a_story_is_the_same_whenever_it_is_drawn() -> None:
         for each in (*first, *again)
     ]
     assert said[: len(first)] == said[len(first) :]
+
+
+def test_batches_are_rejected_in_some_homes_and_in_at_most_half() -> None:
+    """In the others the same events delivered otherwise come to the same contents."""
+    homes = [draw(range(number, number + 1), slots=2) for number in range(60)]
+    rejecting = [
+        any(
+            rule.policy == REJECT_BATCH
+            for each in home.versions
+            for terms in each.values()
+            for rule in terms.rules
+        )
+        for home in homes
+    ]
+    assert 10 < sum(rejecting) <= 30
+
+
+def test_a_home_that_rejects_no_batch_has_the_same_rules() -> None:
+    for versions in DRAWN:
+        for before, after in zip(versions, rejecting_nothing(versions), strict=True):
+            for table, terms in before.items():
+                pairs = [*zip(terms.rules, after[table].rules, strict=True)]
+                assert all(old.name == new.name and old.withholds == new.withholds for old, new in pairs)
+                assert all(new.policy != REJECT_BATCH for _, new in pairs)

@@ -10,7 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest_tests.proof import ways
+from omnisupport_ingest_tests.proof.altered import CHANGES
 from omnisupport_ingest_tests.proof.run import ProofFailed
+from omnisupport_ingest_tests.proof.tally import IN_WAYS, Tally
 from omnisupport_ingest_tests.proof.ways import (
     WAYS,
     BroughtIn,
@@ -37,7 +39,10 @@ def filed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Brou
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [each for each in WAYS if each != FILES])
 def test_a_way_in_ends_in_the_dimensions_of_the_oracle(way: str, spark: SparkSession, tmp_path: Path) -> None:
-    assert prove_ways(SEEDS, tmp_path, spark, (way,)) > 40
+    seen = Tally()
+    prove_ways(SEEDS, tmp_path, spark, (way,), tally=seen)
+    assert seen.things[f"events by {way}"] > 40
+    assert way not in (ways.CAPTURE, ways.CURSOR) or any(seen.things[change] for change in CHANGES)
 
 
 @pytest.fixture
@@ -49,7 +54,9 @@ def by_files(filed: BroughtIn, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("by_files")
 def test_files_end_in_the_dimensions_of_the_oracle(spark: SparkSession, tmp_path: Path) -> None:
-    assert prove_ways(SEEDS, tmp_path, spark, (FILES,)) > 40
+    seen = Tally()
+    prove_ways(SEEDS, tmp_path, spark, (FILES,), tally=seen)
+    assert seen.things["events by files"] > 40
 
 
 @pytest.mark.slow
@@ -72,7 +79,7 @@ def test_an_event_that_a_way_changes_is_found(
     other = replace(spoilt, after={**(spoilt.after or {}), "body": "another"})
     monkeypatch.setattr(ways, "by_debezium", lambda _: [other if each == spoilt else each for each in told])
     with pytest.raises(ProofFailed, match="By the way files") as found:
-        prove_ways(SEEDS, tmp_path, spark, (FILES,))
+        prove_ways(SEEDS, tmp_path, spark, (FILES,), tally=Tally())
     assert str(spoilt.key) in str(found.value)
 
 
@@ -86,3 +93,7 @@ def test_the_histories_keep_what_the_ways_are_about() -> None:
     placed = by_debezium(told)
     assert [each.at for each in placed] == sorted({each.at for each in placed})
     assert all(record_of(each).value["transaction"]["total_order"] > 0 for each in placed)
+
+
+def test_the_tally_has_every_way() -> None:
+    assert tuple(f"events by {way}" for way in WAYS) == IN_WAYS

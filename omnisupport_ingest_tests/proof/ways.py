@@ -33,7 +33,7 @@ from omnisupport_ingest.sources.manifests.events import land_events
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, TableShape
 from omnisupport_ingest_tests.proof import compare
-from omnisupport_ingest_tests.proof.by_alters import prove_alters
+from omnisupport_ingest_tests.proof.by_alters import WHOLE, Extent, prove_alters
 from omnisupport_ingest_tests.proof.by_cursor import prove_by_cursor
 from omnisupport_ingest_tests.proof.by_deliveries import prove_by_deliveries
 from omnisupport_ingest_tests.proof.compare import Difference
@@ -58,6 +58,7 @@ from omnisupport_ingest_tests.proof.tables import (
     readable_at_rest,
     shapes_of,
 )
+from omnisupport_ingest_tests.proof.tally import Tally
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
 
 LANES = 20
@@ -370,21 +371,29 @@ CAPTURE, CURSOR = "capture", "cursor"
 WAYS = (*OF_EVENTS, *OF_ROWS, CAPTURE)
 
 
-def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[str] = WAYS) -> int:
+def prove_ways(
+    seeds: range,
+    folder: Path,
+    spark: SparkSession,
+    ways: Sequence[str] = WAYS,
+    *,
+    tally: Tally,
+    extent: Extent = WHOLE,
+) -> None:
     """Bring the histories of ``seeds`` in by each of ``ways``; ``ProofFailed`` says what differs.
 
-    Returns how many events there were.
+    ``tally``: counts what happens, up to a failure too. ``extent``: of the tables that ALTERs change.
     """
     events = tellable(seeds)
     for name in ways:
         turn = Turn.of(name, seeds)
         told = events if name in (*OF_ROWS, log.__name__) else by_debezium(events)
         if name == CAPTURE:
-            differs = prove_alters(seeds, folder / name, spark)
+            differs = prove_alters(seeds, folder / name, spark, tally, extent)
         elif name in OF_ROWS:
             differs = OF_ROWS[name](told, folder / name, spark, (turn.before, turn.protecting))
             if name == CURSOR:
-                altered = prove_alters(seeds, folder / "altered", spark, by_cursor=True)
+                altered = prove_alters(seeds, folder / "altered", spark, tally, extent, by_cursor=True)
                 differs = chain(differs, altered)
         else:
             brought = brought_in(OF_EVENTS[name], delivered(seeds, told), turn, folder / name, spark)
@@ -393,7 +402,7 @@ def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[s
         if found:
             lanes = sorted({each.lane for each in found if each.lane is not None})[:1]
             raise ProofFailed(f"By the way {name}", found, [line for n in lanes for line in _of(told, n)])
-    return len(events)
+        tally.did(f"events by {name}", len(events))
 
 
 @dataclass(frozen=True)

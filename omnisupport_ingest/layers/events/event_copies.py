@@ -38,6 +38,7 @@ from omnisupport_ingest.cdc.contents import (
 )
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.event_columns import EventId
+from omnisupport_ingest.cdc.judging import DISCARD, DISCARD_COPIES, RELEASE
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKeys
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at
@@ -222,8 +223,9 @@ def reviews_of_all_forms(
     """Return ``reviews``, and the same decision for each copy of these events that landed in another form.
 
     A review names an event by the hash of one copy. Copies have different hashes if one landed plain and one
-    encrypted, or if they were encrypted by different keys. ``files``: all raw files of one window.
-    ``reviews``: of this window.
+    encrypted, or if they were encrypted by different keys. Once a subject is erased, two contents that were
+    reviewed one by one may be copies; of several decisions the strictest counts for the other copies, in
+    whatever order the files have them. ``files``: all raw files of one window. ``reviews``: of this window.
     """
     found = dict(reviews)
     if contents.keys is None:
@@ -244,13 +246,15 @@ def reviews_of_all_forms(
         decided: dict[int, str] = {}
         for copy in of_place:
             if decision := reviews.get((*position, copy["event_hash"])):
-                decided[copy[compared]] = decision
+                before = decided.get(copy[compared], decision)
+                decided[copy[compared]] = min(before, decision, key=_STRICTEST_FIRST.index)
         for copy in of_place:
             if copy[compared] in decided:
                 found.setdefault((*position, copy["event_hash"]), decided[copy[compared]])
     return found
 
 
+_STRICTEST_FIRST = (DISCARD, DISCARD_COPIES, RELEASE)
 _FORM = ["epoch", "commit_lsn", "ordinal", "event_hash", PLACE, *ADDED.names]
 
 
