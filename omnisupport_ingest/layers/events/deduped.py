@@ -56,6 +56,11 @@ from omnisupport_ingest.layers.events.kept_files import NONE_KEPT, JudgedAgain, 
 from omnisupport_ingest.layers.events.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.events.rule_results import rule_results
 from omnisupport_ingest.layers.events.scenarios import Tallies
+from omnisupport_ingest.layers.events.sealed_policies import (
+    PoliciesChanged,
+    SealedPolicies,
+    apply_policies,
+)
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
     RequestedWork,
@@ -136,6 +141,7 @@ def materialize(
     that the watermark has closed, and in which nothing is left to judge, are closed.
     Returns one checkpoint per requested window, in order.
     """
+    apply_policies(workspace, source, windows, run_id)
     table, quarantined = workspace.deduped(source), workspace.quarantine(source)
     asked = RequestedWork(replay, repeats_writes(workspace.decisions))
     run = LayerRun(workspace, spark, source, run_id, asked)
@@ -192,7 +198,19 @@ class _Update(WindowUpdate[_Job]):
         versions = self._versions.of_held(window, state, partial(self._landing.parts, window))
         asked = self._asked(window)
         job = _job(self.snapshot, self._raw, self._landing, window, versions, asked)
+        if asked is None and state is not None and job.plan.work is not Work.NOTHING:
+            self._refuse_other_policies(state)
         return self._with_kept(job, asked)
+
+    def _refuse_other_policies(self, state: WindowState) -> None:
+        """Raise ``PoliciesChanged`` if a sealed window does not have the policies of this run, which began by
+        applying them."""
+        if SealedPolicies(self.run.workspace, self.run.source, self._versions).behind(state):
+            raise PoliciesChanged(
+                f"A sealed window of {self.run.source} does not have the policies for personal data of the "
+                "contracts of this run: they have changed since it began.",
+                fix="Run again: a run begins with the contracts as they are then. Nothing was committed.",
+            )
 
     def _with_kept(self, job: _Job, asked: RequestedWork | None) -> _Job:
         """Return ``job`` with the files that stay; none do where the window is replayed on request."""
