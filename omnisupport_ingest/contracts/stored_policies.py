@@ -123,8 +123,14 @@ class StoredTable:
     def kept(self, contract: TableContract) -> Mapping[str, str]:
         """Return the columns of which accepted events have other values than ``contract`` says, each with the
         policy that made them. Of dropped values nothing is left to be otherwise."""
-        found = ((each, self.column(each.name).accepted) for each in contract.source_columns)
-        return {each.name: policy for each, policy in found if policy != DROP and policy != policy_text(each)}
+        found = {each.name: self.column(each.name).accepted for each in contract.source_columns}
+        wanted = {each.name: policy_text(each) for each in contract.source_columns}
+        # Nobody asks by which policy values were made that may be plain.
+        return {
+            name: policy
+            for name, policy in found.items()
+            if policy not in (DROP, wanted[name]) and (policy, wanted[name]) != (UNKNOWN, KEEP)
+        }
 
     def to_plain(self) -> dict[str, object]:
         """Return it as JSON; ``from_plain`` reads it."""

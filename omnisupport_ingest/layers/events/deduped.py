@@ -208,8 +208,10 @@ class _Update(WindowUpdate[_Job]):
         if SealedPolicies(self.run.workspace, self.run.source, self._versions).behind(state):
             raise PoliciesChanged(
                 f"A sealed window of {self.run.source} does not have the policies for personal data of the "
-                "contracts of this run: they have changed since it began.",
-                fix="Run again: a run begins with the contracts as they are then. Nothing was committed.",
+                "contracts of this run: they have changed since it began, or the removal of the window from "
+                "raw is not finished.",
+                fix="Nothing was committed. Run again; if that fails too, finish the removal by "
+                "`omnisupport-ingest retention apply --yes`.",
             )
 
     def _with_kept(self, job: _Job, asked: RequestedWork | None) -> _Job:

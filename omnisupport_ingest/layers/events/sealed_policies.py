@@ -47,10 +47,12 @@ _NAME = "policy_ledger"
 
 
 class PoliciesChanged(IngestError):
-    """Another run has applied other policies for personal data to a sealed window meanwhile, and what this
-    run would add to its quarantine is protected otherwise. Nothing was committed.
+    """A sealed window does not have the policies for personal data of this run, which would add events to its
+    quarantine: another run has applied others meanwhile, or its removal from raw is not finished. Nothing was
+    committed.
 
-    Fix: Run again: a run begins with the contracts as they are then.
+    Fix: Run again: a run begins by applying the policies. If it fails again, finish the removal by
+    ``omnisupport-ingest retention apply --yes``.
     """
 
 
