@@ -89,18 +89,20 @@ class StoredColumn:
 class StoredTable:
     """The policies by which the stored values of a table's events were made.
 
-    ``protected``: whether the events have lost the columns that no contract named, and their lines.
+    ``protected``: whether accepted events have lost the columns that no contract named, and their lines;
+    ``withheld_protected``: whether those in quarantine have, to which some come when no policy is in force.
     ``default``: the policy of columns that ``columns`` lacks: ``KEEP``, or ``UNKNOWN``.
     """
 
     protected: bool = False
+    withheld_protected: bool = False
     columns: Mapping[str, StoredColumn] = field(default_factory=dict)
     default: str = KEEP
 
     @classmethod
     def of(cls, contract: TableContract) -> StoredTable:
         """Return what events have that are judged by ``contract``."""
-        return cls(needs_protection(contract)).after(contract)
+        return cls(protected=needs_protection(contract)).after(contract)
 
     def column(self, name: str) -> StoredColumn:
         return self.columns.get(name, StoredColumn.made_by(self.default))
@@ -118,7 +120,8 @@ class StoredTable:
         }
         usual = StoredColumn.made_by(self.default)
         columns = {name: each for name, each in {**self.columns, **changed}.items() if each != usual}
-        return StoredTable(self.protected or needs_protection(contract), columns, self.default)
+        now = needs_protection(contract)
+        return StoredTable(self.protected or now, now, columns, self.default)
 
     def kept(self, contract: TableContract) -> Mapping[str, str]:
         """Return the columns of which accepted events have other values than ``contract`` says, each with the
@@ -135,14 +138,15 @@ class StoredTable:
     def to_plain(self) -> dict[str, object]:
         """Return it as JSON; ``from_plain`` reads it."""
         columns = {name: [each.accepted, sorted(each.withheld)] for name, each in self.columns.items()}
-        return {"protected": self.protected, "default": self.default, "columns": columns}
+        protected = [self.protected, self.withheld_protected]
+        return {"protected": protected, "default": self.default, "columns": columns}
 
     @classmethod
     def from_plain(cls, plain: dict[str, object]) -> StoredTable:
-        columns = plain["columns"]
-        assert isinstance(columns, dict), "as to_plain writes it"
+        columns, protected = plain["columns"], plain["protected"]
+        assert isinstance(columns, dict) and isinstance(protected, list), "as to_plain writes it"
         read = {name: StoredColumn(one, frozenset(others)) for name, (one, others) in columns.items()}
-        return cls(bool(plain["protected"]), read, str(plain["default"]))
+        return cls(*protected, read, str(plain["default"]))
 
     def _changes(
         self, contract: TableContract
@@ -186,7 +190,8 @@ class StoredProtection(Protection):
 
     @cached_property
     def kept(self) -> Container[str]:
-        if not self.stored.protected:
+        stored = self.stored
+        if not (stored.protected if self.accepted else stored.withheld_protected):
             return super().kept
         # A column that the contract has ceased to name stays: nobody gave it another policy.
         return _AllBut(frozenset(name for name, step in self._steps.items() if step is Step.REMOVE))

@@ -140,3 +140,7 @@ def test_an_image_is_protected_by_the_steps_alone(accepted: bool) -> None:
     assert left == {"a": "***", "c": "A***" if accepted else None, "gone": "x"}
     first = StoredProtection(now, stored=StoredTable(), accepted=accepted).row(image)
     assert json.dumps(first) == '{"a": "***", "c": "***"}'
+    # While no policy was in force, such images may have come to quarantine.
+    between = was.after(contract_of(*(column(name, KEEP) for name in "abc")))
+    again = StoredProtection(now, stored=between, accepted=accepted).row(image)
+    assert ("gone" in again) == accepted

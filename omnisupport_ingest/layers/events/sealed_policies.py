@@ -21,7 +21,7 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
-from omnisupport_ingest.contracts.protection import Secrets
+from omnisupport_ingest.contracts.protection import Secrets, needs_protection
 from omnisupport_ingest.contracts.stored_policies import (
     UNKNOWN,
     StoredProtection,
@@ -117,18 +117,12 @@ class SealedPolicies:
         if not behind:
             return None
         stored = {each.table_name: (each, window.stored[each.name]) for each in behind}
-        change = partial(
-            _rewritten,
-            stored=stored,
-            secrets=secrets,
-            described=window.described,
-            first=not window.covered,
-        )
+        change = partial(_rewritten, stored=stored, secrets=secrets, described=window.described)
         after = {each.full_name: was.after(each) for each, was in stored.values()}
         others = (each for each in state.versions if not each.startswith(POLICIES))
         return Rewriting(
-            partial(change, accepted=False),
-            partial(change, accepted=True),
+            partial(change, accepted=False, first=not window.withheld_covered),
+            partial(change, accepted=True, first=not window.covered),
             versions=(*others, f"{POLICIES}{tables_to_text({**window.recorded, **after})}"),
             why=(POLICY,),
         )
@@ -149,14 +143,17 @@ class SealedPolicies:
         whole = len(judged) == len(of_contracts)
         # A table that no contract named had no policy; but one of these contracts may have named it.
         otherwise = StoredTable() if whole else StoredTable(default=UNKNOWN)
+        stored = {
+            name: recorded.get(each.full_name) or judged.get(each.table_name, otherwise)
+            for name, each in self._contracts.items()
+        }
+        every = {".".join(place): each for place, each in judged.items()} | recorded
         return _Window(
             recorded,
-            {
-                name: recorded.get(each.full_name) or judged.get(each.table_name, otherwise)
-                for name, each in self._contracts.items()
-            },
+            stored,
             frozenset((*judged, *(each.table_name for each in self._contracts.values()))),
-            not whole or any(each.protected for each in (*recorded.values(), *judged.values())),
+            not whole or any(each.protected for each in every.values()),
+            not whole or any(each.withheld_protected for each in every.values()),
         )
 
 
@@ -166,13 +163,15 @@ class _Window:
 
     ``recorded``: the policies that its state names, by full name of the table; ``stored``: those by which the
     values were made, by name of the contract. ``described``: the tables that a contract has named.
-    ``covered``: whether events of other tables have lost their images, or nobody knows.
+    ``covered``, ``withheld_covered``: whether accepted events of other tables, and those in quarantine, have
+    lost their images, or nobody knows.
     """
 
     recorded: Mapping[str, StoredTable]
     stored: Mapping[str, StoredTable]
     described: frozenset[TableName]
     covered: bool
+    withheld_covered: bool
 
 
 def note_policies(workspace: Workspace, source: str) -> None:
@@ -225,7 +224,7 @@ def _rewritten(
         {
             place: StoredProtection(contract, secrets, was, accepted)
             for place, (contract, was) in stored.items()
-            if was.after(contract).protected
+            if needs_protection(contract)
         },
         described,
         undescribed=first,
