@@ -145,8 +145,9 @@ class StoredTable:
     def from_plain(cls, plain: dict[str, object]) -> StoredTable:
         columns, protected = plain["columns"], plain["protected"]
         assert isinstance(columns, dict) and isinstance(protected, list), "as to_plain writes it"
+        accepted, withheld = protected
         read = {name: StoredColumn(one, frozenset(others)) for name, (one, others) in columns.items()}
-        return cls(*protected, read, str(plain["default"]))
+        return cls(accepted, withheld, read, str(plain["default"]))
 
     def _changes(
         self, contract: TableContract

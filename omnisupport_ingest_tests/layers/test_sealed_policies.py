@@ -20,6 +20,7 @@ from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.contracts.pii_keys import keys_in_force
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.layers.dimension import net_changes
 from omnisupport_ingest.layers.events import deduped, raw
 from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.events.sealed_policies import PoliciesChanged, apply_policies
@@ -36,10 +37,12 @@ from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.layers.test_privacy import (
+    AT_SOURCE,
     COMMITS,
     EMAIL,
     KEYS,
     PERSON,
+    compared,
     document,
     hashes,
     holding,
@@ -52,6 +55,15 @@ from omnisupport_ingest_tests.retention.test_story import DAY, take_all
 SEALED = {FIRST, SECOND}
 
 PLAIN = dict.fromkeys(("name", "email", "badge", "phone", "ssn"))
+NEWEST: dict[str, str | None] = {
+    "title": "newest",
+    "body": "long",
+    "name": "New",
+    "email": "new@example.com",
+    "badge": "1",
+    "phone": "2",
+    "ssn": "3",
+}
 STRICT: dict[str, Any] = {
     "name": {"policy": "mask", "mask": "name"},
     "email": {"policy": "hash"},
@@ -112,7 +124,7 @@ def landed(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Sto
     by(story)
     story.store, story.clock = story.workspace.landing(SOURCE), START + timedelta(days=60)
     story.land(*COMMITS)
-    story.land(Commit(30, 11 * DAY, [Change("c", 300, {"title": "newest", "email": "new@example.com"})]))
+    story.land(Commit(30, 11 * DAY, [Change("c", 300, NEWEST)]))
     run(story, spark)
     (row,) = quarantined(story.workspace, SOURCE, ReviewLedger.open(story.workspace, SOURCE))
     decide(story.workspace, SOURCE, "discard", [row.event], reviewer="ana", why="looked at")
@@ -184,6 +196,7 @@ def test_a_stricter_policy_reaches_what_retention_has_sealed(
     assert {row["email"] for number, row in shown.items() if number not in (5, 300)} == {key.hash_of(EMAIL)}
     assert story.workspace.tokens.value_of(shown[4]["phone"]) == f"+41 {PERSON} 4"
     assert counts_add_up(story.workspace, SOURCE).passed
+    assert compared(story, tmp_path, [*AT_SOURCE, (300, NEWEST)]) == {}
 
     # The same as where nothing is sealed, and all is judged again from raw.
     other = landed.copied(tmp_path / "other")
@@ -202,7 +215,9 @@ def test_a_stricter_policy_reaches_what_retention_has_sealed(
     assert mine == its
 
     # A second run changes nothing; nor does a history that is made anew.
-    version = story.workspace.deduped(SOURCE).open().version
+    before, version = hashes(story), story.workspace.deduped(SOURCE).open().version
+    net_changes.materialize(story.workspace, spark, story.contract, sorted(SEALED), "run", replay=True)
+    assert hashes(story) == before
     apply_policies(story.workspace, SOURCE, sorted(SEALED), "run")
     assert story.workspace.deduped(SOURCE).open().version == version
     made = story.workspace.history(story.contract).open().state("")
@@ -210,7 +225,9 @@ def test_a_stricter_policy_reaches_what_retention_has_sealed(
     assert made is not None and again.content_hash == made.checkpoint.content_hash
 
 
-def test_what_cannot_be_computed_stays_is_named_and_may_be_dropped(story: Story, spark: SparkSession) -> None:
+def test_what_cannot_be_computed_stays_is_named_and_may_be_dropped(
+    story: Story, spark: SparkSession, tmp_path: Path
+) -> None:
     by(story, **STRICT)
     run(story, spark)
     hashed, tokens = values_of(story, "email"), values_of(story, "phone")
@@ -227,6 +244,9 @@ def test_what_cannot_be_computed_stays_is_named_and_may_be_dropped(story: Story,
         "notes.email hash": 2,
         "notes.phone tokenize": 2,
     }
+    # A comparison with the source says so, too.
+    different = compared(story, tmp_path, [*AT_SOURCE, (300, NEWEST)])
+    assert {"name", "email", "phone"} <= {*different["4"]} and "300" not in different
     runner = CliRunner(
         env={
             "OMNISUPPORT_HOME": str(story.workspace.home.path),
