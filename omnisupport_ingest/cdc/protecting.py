@@ -42,10 +42,14 @@ _ACCEPTED = "accepted"
 
 @dataclass(frozen=True)
 class Protections:
-    """Protects the tables of one source. False if no table needs it."""
+    """Protects the tables of one source. False if no table needs it.
+
+    ``undescribed``: whether events without a contract are protected, too.
+    """
 
     by_table: Mapping[TableName, Protection]
     contracted: frozenset[TableName]
+    undescribed: bool = True
 
     @classmethod
     def of(cls, contracts: Iterable[TableContract], secrets: Secrets) -> Protections:
@@ -79,7 +83,7 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
     columns = {name: batch.column(name) for name in batch.schema.names}
     none = pa.array(np.zeros(batch.num_rows, np.bool_))
     others = reduce(pc.or_, (_of_table(batch, place) for place in protections.contracted), none)
-    delivered = pc.invert(others)
+    delivered = pc.invert(others) if protections.undescribed else none
     for place, protection in protections.by_table.items():
         here = _of_table(batch, place)
         delivered = pc.or_(delivered, here)
@@ -92,9 +96,11 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
                 columns[name] = pc.replace_with_mask(
                     columns[name], rows, protect_images(images, protection, few=few)
                 )
-    undescribed = pc.and_(
-        pc.fill_null(pc.invert(others), True), pc.invert(pc.is_in(batch.column("op"), _UNCHANGED))
-    )
+    undescribed = none
+    if protections.undescribed:
+        undescribed = pc.and_(
+            pc.fill_null(pc.invert(others), True), pc.invert(pc.is_in(batch.column("op"), _UNCHANGED))
+        )
     for name in _IMAGES:
         columns[name] = pc.if_else(undescribed, pa.scalar(None, pa.string()), columns[name])
     columns["envelope"] = pc.if_else(delivered, pa.scalar(None, pa.string()), columns["envelope"])

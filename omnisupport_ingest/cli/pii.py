@@ -28,6 +28,7 @@ from omnisupport_ingest.storage import has_landed
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.read.former_policies import FormerPolicy
     from omnisupport_ingest.settings import Settings
 
 _of_source = click.option("--source", metavar="NAME", help="Tables of this source alone.  [default: all]")
@@ -61,7 +62,8 @@ def show(source: str | None, as_json: bool) -> None:
     """Say which columns hold personal data, with the policy of each and how it lands, and which keys are in
     force.
 
-    A key counts as there if its secret can be read; no secret is shown.
+    Columns of which sealed windows have values by another policy are named, too. A key counts as there if its
+    secret can be read; no secret is shown.
 
     \b
     Example:
@@ -89,9 +91,12 @@ def show(source: str | None, as_json: bool) -> None:
         for column in contract.source_columns
         if column.personal
     ]
+    former = _former_policies(settings, source)
     if as_json:
         keys = [{"id": key.id, "from": key.how, "current": key is named[0]} for key in named]
-        click.echo(json.dumps({"columns": columns, "keys": keys, "problem": problem}, indent=2))
+        sealed = [asdict(each) for each in former]
+        shown = {"columns": columns, "sealed": sealed, "keys": keys, "problem": problem}
+        click.echo(json.dumps(shown, indent=2))
         return
     for each in columns:
         how = f" ({each['mask']})" if each["mask"] else ""
@@ -99,6 +104,8 @@ def show(source: str | None, as_json: bool) -> None:
         click.echo(f"{each['table']}.{each['column']}: {each['policy']}{how}{lands}. {each['note']}")
     if not columns:
         click.echo("No contract marks a column as personal data.")
+    for one in former:
+        click.echo(one.sentence)
     for key in named:
         click.echo(
             f"Key {key.id}, from {key.how} {key.name}{', current' if key is named[0] else ', former'}."
@@ -222,6 +229,18 @@ def forget(token: str) -> None:
     if not workspace.tokens.forget(token):
         raise _unknown()
     click.echo("Forgotten.")
+
+
+def _former_policies(settings: Settings, source: str | None) -> list[FormerPolicy]:
+    """Return the columns of which sealed windows have values by other policies; none without a home."""
+    if home_if_any(settings) is None:
+        return []
+    # Slow to load, and without a home of no use.
+    from omnisupport_ingest.read.former_policies import former_policies
+
+    workspace = open_workspace(settings)
+    sources = workspace.contracts.sources() if source is None else (source,)
+    return [each for name in sources for each in former_policies(workspace, name)]
 
 
 def _policy_of(contract: TableContract, name: str) -> str:

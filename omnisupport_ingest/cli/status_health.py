@@ -32,10 +32,12 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
     """Return windows by state (None if they cannot be read), and events in quarantine by reason.
 
     ``quarantine_problem``: why the events in quarantine cannot be counted; None if they can.
+    ``former_policies``: how many columns have values in sealed windows by another policy than their own.
     ``left_out``: tables that capture does not follow, each with the reason and the fix.
     """
     from deltalake.exceptions import DeltaError
 
+    from omnisupport_ingest.read.former_policies import former_policies
     from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
     try:
@@ -45,7 +47,7 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
         # Landing reports this itself, and the overview of the source a damaged table.
         windows, marks = None, {}
     stock: Counter[str] = Counter()
-    discarded, lost = 0, None
+    discarded, former, lost = 0, 0, None
     try:
         stock = stock_of(workspace, source)
     except DeltaError:
@@ -56,6 +58,7 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
     with suppress(IngestError, DeltaError):
         # A damaged ledger is a finding of `doctor`; here no event counts as discarded then.
         discarded = discarded_of(workspace, source)
+        former = len({(each.table, each.column) for each in former_policies(workspace, source)})
     inputs = {name: render.iso(mark) for name, mark in marks.items()}
     return {
         "windows": windows,
@@ -63,6 +66,7 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
         "quarantine": dict(stock.most_common()),
         "discarded": discarded,
         "quarantine_problem": lost,
+        "former_policies": former,
         "left_out": _left_out(workspace, source),
     }
 
@@ -130,6 +134,9 @@ def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if quarantined:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in quarantined.items())
         yield "quarantine", f"{counts} (omnisupport-ingest quarantine list)"
+    if former := source.get("former_policies", 0):
+        of = f"{render.counted(former, 'column')} of sealed windows"
+        yield "policies", f"{of} by former ones (omnisupport-ingest pii show)"
 
 
 @dataclass(frozen=True, slots=True)

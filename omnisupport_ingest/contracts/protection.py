@@ -8,7 +8,7 @@ stays NULL.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -55,7 +55,7 @@ class Protection:
         }
 
     @cached_property
-    def kept(self) -> frozenset[str]:
+    def kept(self) -> Container[str]:
         """The columns of rows in the lake; columns without a policy that are not in the contract are dropped
         too.
         """

@@ -1,4 +1,4 @@
-"""The columns of the ledgers in the lake: reviews, erasures, and what retention removed.
+"""The columns of the ledgers in the lake: reviews, erasures, what retention removed, and policies.
 
 A ledger is a table that no run of a window makes, so no replay can restore it.
 """
@@ -80,6 +80,21 @@ it.
 history: versions) and ``bytes``: how much is removed. ``table``: for quarantine and history, the name in the
 lake. ``ended_before``: for a history, versions that ended before are removed. ``sequence`` numbers the
 commits.
+"""
+
+POLICY_TYPE = T.StructType(
+    [
+        T.StructField("version", T.StringType()),
+        T.StructField("source_schema", T.StringType()),
+        T.StructField("source_table", T.StringType()),
+        T.StructField("policies", T.StringType()),
+        T.StructField(SEQUENCE, T.LongType()),
+    ]
+)
+"""``policy_ledger``: the policies for personal data of the contracts by which sealed windows were judged.
+
+``version``: of a contract, as the states of windows name it; ``source_schema``, ``source_table``: its table.
+``policies``: ``StoredTable`` of the events that it judged, as JSON. ``sequence`` numbers the commits.
 """
 
 

@@ -3,9 +3,9 @@
 The data files of a window leave **landing** once raw holds its events. Then raw is the record, and a replay
 starts there. When the events leave **raw** too, the window is **sealed**: its accepted events and everything
 made of them stay, but it is neither replayed nor stale, and events that still land in it go to quarantine.
-Only an erasure rewrites its events, from themselves. The rules in this module keep the layers from rebuilding
-such windows without their events. Versions that leave the **history** of a table stay out of it when the
-history is made again.
+Only an erasure or another policy for personal data rewrites its events, from themselves. The rules in this
+module keep the layers from rebuilding such windows without their events. Versions that leave the **history**
+of a table stay out of it when the history is made again.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _FOUND = {
 """What a version is of → the finding if it has changed. A kind that is missing here never waits: an erasure
 is carried out by the next run."""
 
-ERASURE, DESTROYED_KEY = "erasure", "destroyed key"
+ERASURE, DESTROYED_KEY, POLICY = "erasure", "destroyed key", "policy"
 
 _WORDS = {
     "logic": "logic version",
@@ -48,6 +48,7 @@ _WORDS = {
     "reviews": "review decision",
     "erasures": ERASURE,
     "subject_keys": DESTROYED_KEY,
+    "policies": POLICY,
     "purge": "purge of deleted rows",
 }
 
@@ -68,7 +69,7 @@ class RulesVersions:
         self.row_columns = _row_columns(workspace, source, contracts)
         self._common = (
             f"logic:{LOGIC_VERSION}",
-            *(f"{_CONTRACT}{contract.name}:{self._judged_by(contract)}" for contract in contracts),
+            *(f"{CONTRACT}{contract.name}:{self._judged_by(contract)}" for contract in contracts),
             f"decisions:{workspace.decisions.fingerprint}",
             *_of_secrets(workspace, contracts),
         )
@@ -81,6 +82,10 @@ class RulesVersions:
     def _judged_by(self, contract: TableContract) -> str:
         columns = self.row_columns.get(contract.table_name)
         return contract.judged_by if columns is None else columns.version(contract.judged_by)
+
+    def of_contracts(self) -> dict[str, str]:
+        """Return the versions of the contracts, each with the contract's name."""
+        return {each: _contract_of(each) for each in self._common if each.startswith(CONTRACT)}
 
     def common(self) -> tuple[str, ...]:
         """The versions of every window."""
@@ -111,11 +116,11 @@ class RulesVersions:
         if not here <= set(self._names.values()) and self._protect_otherwise(state.versions):
             # Events without a contract are protected while one table of the source is.
             return wanted
-        held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
+        held = {_contract_of(each): each for each in state.versions if each.startswith(CONTRACT)}
         absent = {name for name, table in self._names.items() if table not in here}
         kept = []
         for each in wanted:
-            name = _contract_of(each) if each.startswith(_CONTRACT) else ""
+            name = _contract_of(each) if each.startswith(CONTRACT) else ""
             if name not in absent:
                 kept.append(each)
             elif name in held:
@@ -126,7 +131,7 @@ class RulesVersions:
     def _protect_otherwise(self, held: Collection[str]) -> bool:
         """Whether contracts protect values now, and possibly none did in the ``held`` versions; or the
         reverse."""
-        of_contracts = {each for each in held if each.startswith(_CONTRACT)}
+        of_contracts = {each for each in held if each.startswith(CONTRACT)}
         unchanged = {_contract_of(each) for each in of_contracts & {*self._common}}
         if self._protecting:
             return not self._protecting & unchanged
@@ -193,17 +198,19 @@ def contracts_changed(held: Collection[str], wanted: Collection[str]) -> frozens
     The version of a secret that only one side has is no other difference: no unchanged contract uses it.
     """
     differing = set(held) ^ set(wanted)
-    kinds = [_kind(each) for each in differing if not each.startswith(_CONTRACT)]
+    kinds = [_kind(each) for each in differing if not each.startswith(CONTRACT)]
     if not set(kinds) <= _SECRETS or len(set(kinds)) < len(kinds):
         return None
-    return frozenset(_contract_of(each) for each in differing if each.startswith(_CONTRACT))
+    return frozenset(_contract_of(each) for each in differing if each.startswith(CONTRACT))
 
 
 def of_table(versions: Collection[str], name: str) -> tuple[str, ...]:
     """Return those of a window's ``versions`` on which events of the table called ``name`` may depend: all
-    but the contracts of other tables."""
-    others = (each for each in versions if each.startswith(_CONTRACT) and _contract_of(each) != name)
-    return tuple(sorted({*versions}.difference(others)))
+    but the contracts of other tables, and the policies of all. Where these changed an event, its hash says
+    so."""
+    others = (each for each in versions if each.startswith(CONTRACT) and _contract_of(each) != name)
+    policies = (each for each in versions if each.startswith(POLICIES))
+    return tuple(sorted({*versions}.difference(others, policies)))
 
 
 def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
@@ -212,7 +219,11 @@ def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for kind, word in _WORDS.items() if kind in found)
 
 
-_CONTRACT = "contract:"
+CONTRACT = "contract:"
+POLICIES = "policies:"
+"""Prefix of the version of a sealed window whose values were rewritten; the rest is JSON
+(``stored_policies.tables_to_text``)."""
+
 _SECRETS = frozenset({"pii_key", "pii_tokens"})
 
 

@@ -38,7 +38,7 @@ from omnisupport_ingest.lake.looks import Looks
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE, retention_ledger
+from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, POLICY_TYPE, REVIEW_TYPE, retention_ledger
 from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowGrid
@@ -318,6 +318,20 @@ class Workspace:
     def removals(self, source: str) -> Ledger:
         """What retention removed from ``source``. Not one of ``tables``, like ``reviews``."""
         return replace(retention_ledger(self.home.lake, source), looks=self.looks)
+
+    def policies(self, source: str) -> Ledger:
+        """The policies of contracts that judged sealed windows of ``source``. Not one of ``tables``, like
+        ``reviews``."""
+        return Ledger(
+            self.home.lake,
+            TableSpec(
+                path=f"{source}/policy_ledger",
+                schema=POLICY_TYPE,
+                partition_by=(),
+                description=f"The policies for personal data that sealed windows of {source} had.",
+            ),
+            self.looks,
+        )
 
     def tables(self) -> Iterator[LakeTable]:
         """Yield every table of the lake, existing or not, by source and in the order of the data flow."""

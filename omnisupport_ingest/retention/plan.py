@@ -137,9 +137,10 @@ class Judged:
     event, or changed a contract. Then the window is to be judged with its events, so they must stay."""
 
     def __init__(self, workspace: Workspace, source: str) -> None:
-        # With the contracts as they are now.
-        self._looked = _Looked(Workspace.open(workspace.settings), source)
-        contracts = self._looked.workspace.contracts.of_source(source)
+        self.workspace = Workspace.open(workspace.settings)
+        """With the contracts as they are now."""
+        self._looked = _Looked(self.workspace, source)
+        contracts = self.workspace.contracts.of_source(source)
         self._keep = {layer: keep_of(contracts, layer) for layer in (LANDING, RAW)}
 
     def may_leave(self, layer: str, window: str) -> bool:

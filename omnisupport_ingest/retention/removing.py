@@ -34,6 +34,7 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.landing.kept_positions import keep_positions
+from omnisupport_ingest.layers.events.sealed_policies import note_policies
 from omnisupport_ingest.layers.ledgers import RETENTION_TYPE, retention_ledger
 from omnisupport_ingest.layers.plan import InputFiles
 from omnisupport_ingest.layers.removed import (
@@ -166,6 +167,8 @@ class _Remover:
             known = _places(entries)
             if of_windows:
                 judged = Judged(self.workspace, self.source)
+                # By these contracts the windows were judged.
+                note_policies(judged.workspace, self.source)
                 known |= {each.place for each in of_windows if not judged.may_leave(each.layer, each.window)}
             return _rows([each for each in removals if each.place not in known], BEGUN)
 

@@ -56,6 +56,11 @@ from omnisupport_ingest.layers.events.judging_rules import (
 from omnisupport_ingest.layers.events.kept_files import NONE_KEPT, JudgedAgain, KeptFiles, kept_files
 from omnisupport_ingest.layers.events.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.events.scenarios import Tallies
+from omnisupport_ingest.layers.events.sealed_policies import (
+    PoliciesChanged,
+    SealedPolicies,
+    apply_policies,
+)
 from omnisupport_ingest.layers.plan import (
     InputFiles,
     RequestedWork,
@@ -133,6 +138,7 @@ def materialize(
     that the watermark has closed, and in which nothing is left to judge, are closed.
     Returns one checkpoint per requested window, in order.
     """
+    apply_policies(workspace, source, windows, run_id)
     table, quarantined = workspace.deduped(source), workspace.quarantine(source)
     run = LayerRun.of(workspace, spark, source, run_id, replay=replay)
     settle = partial(
@@ -182,7 +188,21 @@ class _Update(EventsUpdate[_Job]):
         versions = self._versions.of_held(window, state, partial(self._landing.parts, window))
         asked = self._asked(window)
         job = _job(self.snapshot, self._raw, self._landing, window, versions, asked)
+        if asked is None and state is not None and job.plan.work is not Work.NOTHING:
+            self._refuse_other_policies(state)
         return self._with_kept(job, asked)
+
+    def _refuse_other_policies(self, state: WindowState) -> None:
+        """Raise ``PoliciesChanged`` if a sealed window does not have the policies of this run, which began by
+        applying them."""
+        if SealedPolicies(self.run.workspace, self.run.source, self._versions).behind(state):
+            raise PoliciesChanged(
+                f"A sealed window of {self.run.source} does not have the policies for personal data of the "
+                "contracts of this run: they have changed since it began, or the removal of the window from "
+                "raw is not finished.",
+                fix="Nothing was committed. Run again; if that fails too, finish the removal by "
+                "`omnisupport-ingest retention apply --yes`.",
+            )
 
     def _with_kept(self, job: _Job, asked: RequestedWork | None) -> _Job:
         """Return ``job`` with the files that stay; none do where the window is replayed on request."""

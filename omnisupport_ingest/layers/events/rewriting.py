@@ -35,7 +35,7 @@ from omnisupport_ingest.storage import at_hand
 
 Emptied = Callable[[pa.Table], pa.Table | None]
 """Returns rows of a file, which have the columns of its partition too, without the values to remove; None if
-there are none. Applied to its own result, it returns None."""
+there are none. The state of a window says whether it was applied already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from omnisupport_ingest.contracts.decision_table import (
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import LandingOrder
@@ -34,10 +35,17 @@ from omnisupport_ingest.layers.dimension.shown_net_changes import purged_before,
 from omnisupport_ingest.layers.dimension.table_news import Layer, SourceLayers, TableLayer
 from omnisupport_ingest.layers.events import raw
 from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles, named_by
+from omnisupport_ingest.layers.events.sealed_policies import SealedPolicies
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
 from omnisupport_ingest.layers.plan import repeats_writes
 from omnisupport_ingest.layers.removed import Removed
-from omnisupport_ingest.layers.scheduling.window_numbers import LayerStates, Standing, numbers_of, standing_of
+from omnisupport_ingest.layers.scheduling.window_numbers import (
+    FORMER,
+    LayerStates,
+    Standing,
+    numbers_of,
+    standing_of,
+)
 from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.layers.type_changes import waiting
 from omnisupport_ingest.layers.versions import RulesVersions
@@ -137,6 +145,7 @@ class _Survey:
         self._versions = RulesVersions(workspace, source)
         self._files = self._event_files(source)
         self._layers = self._open_layers(source)
+        self._policies = SealedPolicies(workspace, source, self._versions) if self._removed.sealed else None
         everything, apart = self._judged_by()
         changed = seen.changed(news, everything, apart, more=more)
         if changed is not None:
@@ -279,7 +288,8 @@ class _Survey:
             contracts,
             self._workspace.decisions.fingerprint,
         )
-        return (*rules_in_force, taking, self._apart), self._versions.apart()
+        noted = len(self._policies.noted) if self._policies is not None else 0
+        return (*rules_in_force, taking, self._apart, noted), self._versions.apart()
 
     def _known(self) -> set[str]:
         tables = [layer.windows() for layer in self._layers.all]
@@ -291,6 +301,7 @@ class _Survey:
         layers = self._layers
         untaken, news = layers.awaited(window, self.landed.untaken(window, layers.held(window)))
         half_done = layers.half_done(window, self._files) if self._files is not None else frozenset()
+        half_done |= self._behind_policies(window)
         unclosed = layers.unclosed(window)
         # What lands in a sealed window goes to quarantine, so no replay is needed.
         replayed = self._apart and window not in self._removed.sealed
@@ -305,6 +316,21 @@ class _Survey:
             self._is_uncertain(window),
         )
         return found if found.untaken or found.open or found.half_done or found.uncertain else None
+
+    def _behind_policies(self, window: str) -> frozenset[str]:
+        """The tables whose policies for personal data a sealed window does not have yet."""
+        state = self._layers.events[1].state(window)
+        if self._policies is None or state is None or window not in self._removed.finally_sealed:
+            return frozenset()
+        return frozenset(each.name for each in self._policies.behind(state))
+
+    def _kept_values(self, window: str, judged: WindowState | None) -> dict[str, int]:
+        """A number for each column of which a sealed window has values by another policy than its own."""
+        if self._policies is None or judged is None or window not in self._removed.sealed:
+            return {}
+        files = self._judged.files(window) if self._judged is not None else ()
+        tables = {dict(file.partition).get("source_table") for file in files}
+        return {f"{FORMER}{name} {policy}": 1 for name, policy in self._policies.kept(judged, tables).items()}
 
     def _numbers(self, window: str) -> Mapping[str, int]:
         """The numbers about the window, for the index."""
@@ -324,7 +350,7 @@ class _Survey:
             late_events=self._late_events(window),
             sealed=window in self._removed.sealed,
         )
-        return {**numbers, **in_quarantine}
+        return {**numbers, **in_quarantine, **self._kept_values(window, judged)}
 
     def _late_events(self, window: str) -> int:
         marks = (each.mark for each in self.landed.epochs if each.mark is not None)

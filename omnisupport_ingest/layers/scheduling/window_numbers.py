@@ -28,6 +28,10 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _AT_ONCE = 64
 
+FORMER = "former "
+"""Prefix of a table's column and a policy that is not in force; names the number of sealed windows with
+values by it."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -45,6 +49,9 @@ class Standing:
     In quarantine: ``held``: events by reason; ``discarded``: those of them that were discarded. ``left``: by
     reason, windows with events that somebody may have to look at. ``unapplied``: windows that were judged
     without some of the decisions on their events; none of their events count as ``discarded``.
+
+    ``former``: how many sealed windows have values by another policy than the one in force, by table, column
+    and that policy (``customers.email mask:name``).
     """
 
     judged: int
@@ -63,6 +70,7 @@ class Standing:
     discarded: Mapping[str, int]
     left: Mapping[str, tuple[str, ...]]
     unapplied: tuple[str, ...]
+    former: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,7 @@ def standing_of(
         discarded=_by_reason(totals, DISCARDED_OF),
         left={reason: tuple(index.flagged(flag)) for reason, flag in LEFT.items()},
         unapplied=tuple(index.flagged(UNAPPLIED)),
+        former=_by_reason(totals, FORMER),
     )
 
 
