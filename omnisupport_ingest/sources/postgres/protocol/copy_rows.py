@@ -291,8 +291,8 @@ def _escaped_for_json(lines: bytes, before: bytes) -> tuple[bytearray, Positions
         # A text of PostgreSQL never contains NUL, so two NULs can stand for an escaped backslash meanwhile.
         lines = lines.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
     while True:
-        block = bytearray(before)
-        block += lines
+        # Joined at once: to append would make room for the lines first, and copy what it has.
+        block = bytearray().join((before, lines))
         if len(block) > _MOST_BYTES:
             raise Irregular("a block that is too large")
         letters = np.frombuffer(block, np.uint8)

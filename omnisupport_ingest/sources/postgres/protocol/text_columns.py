@@ -36,14 +36,16 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep freed memory for the next block (Linux with glibc).
+    """Let the process keep freed memory for the next block (Linux with glibc), that of Arrow included.
 
     Without this, each block returns its memory to the system, and the next block requests it page by page.
+    Arrow's own allocator does so whatever glibc is set to.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 class Irregular(ValueError):
