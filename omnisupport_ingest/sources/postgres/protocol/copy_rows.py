@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import copy_from_socket
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     Flags,
@@ -31,6 +32,7 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     Positions,
     escape,
 )
+from omnisupport_ingest.sources.postgres.protocol.transport import is_encrypted
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.session.silence import Awaited
@@ -77,18 +79,31 @@ def copy_lines(
     Raises ``RowTooLarge`` for a longer line, and ``SourceUnavailable``. An error in ``lines`` ends the copy
     and is raised from here.
     """
-    # psycopg2 writes line by line, which would be slow into a buffer written in Python. A buffer that is
-    # discarded may still flush; ``whole``, once closed, ignores that.
+    command = f"COPY ({query}) TO STDOUT (DELIMITER '\"')"
     with source_errors(doing), Awaited(connection, connection.silence) as answer:
 
         def take(block: bytes) -> None:
             with answer.busy():
                 lines(block)
 
-        with closing(_WholeLines(take, max_row_bytes)) as whole, connection.cursor() as cursor:
-            buffer = io.BufferedWriter(whole, block_bytes)
-            cursor.copy_expert(f"COPY ({query}) TO STDOUT (DELIMITER '\"')", buffer)
-            buffer.flush()
+        copy = copy_by_psycopg if is_encrypted(connection) else copy_from_socket
+        copy(connection, command, block_bytes, max_row_bytes, take)
+
+
+def copy_by_psycopg(
+    connection: Connection,
+    command: str,
+    block_bytes: int,
+    max_row_bytes: int | None,
+    lines: Callable[[bytes], None],
+) -> None:
+    """Do what ``copy_from_socket`` does, also over an encrypted connection; that makes the same blocks."""
+    # psycopg2 writes line by line, which would be slow into a buffer written in Python. A buffer that is
+    # discarded may still flush; ``whole``, once closed, ignores that.
+    with closing(_WholeLines(lines, max_row_bytes)) as whole, connection.cursor() as cursor:
+        buffer = io.BufferedWriter(whole, block_bytes)
+        cursor.copy_expert(command, buffer)
+        buffer.flush()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,15 @@ class Transport(Protocol):
 
 def transport_of(connection: Connection) -> Transport:
     """Return the transport for ``connection``, which must be idle."""
-    library = _libpq()
-    handle = ctypes.c_void_p(connection.pgconn_ptr)
-    encrypted = connection.info.ssl_in_use or library.PQgssEncInUse(handle)
-    return LibpqTransport(library, handle) if encrypted else SocketTransport(connection.fileno())
+    if is_encrypted(connection):
+        return LibpqTransport(_libpq(), ctypes.c_void_p(connection.pgconn_ptr))
+    return SocketTransport(connection.fileno())
+
+
+def is_encrypted(connection: Connection) -> bool:
+    """Whether only libpq can read what comes over ``connection``."""
+    gss = _libpq().PQgssEncInUse(ctypes.c_void_p(connection.pgconn_ptr))
+    return bool(connection.info.ssl_in_use or gss)
 
 
 class SocketTransport:

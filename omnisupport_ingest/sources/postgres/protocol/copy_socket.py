@@ -1,0 +1,313 @@
+"""Reads what a COPY returns from the socket of a connection, many rows at a time.
+
+psycopg2 calls a method for every row, for which it takes the interpreter's lock. A thread that works on
+earlier rows often has that lock, and as a socket holds few rows, the server then waits too. Here the kernel
+receives a megabyte without the lock, and no row has a Python object.
+
+The server sends each row as one frame (PostgreSQL manual, "Message Formats"): a letter, a length, the row.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Self
+
+import numpy as np
+import psycopg2
+import psycopg2.errors
+import pyarrow as pa
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, FRAME_HEADER
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, words
+from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
+
+_LINE_END, _ERROR, _READY = ord("\n"), ord("E"), ord("Z")
+_OTHER_FRAMES = frozenset(b"HcCNSA")
+"""Letters of frames that a COPY may bring besides those of rows, errors and the end. They are ignored."""
+
+_READY_FRAME = b"Z\0\0\0\5"
+"""The last frame, without its last byte. No row contains it, because no text of PostgreSQL contains NUL."""
+
+_ROOM = 64 * 1024
+"""Bytes of a buffer in addition to a block."""
+
+_CHECK_MS = 200
+"""How long one call waits for the first bytes."""
+
+_SINGLE_BYTES = 1024 * 1024
+"""So many bytes are taken as they arrive; a small result ends without a wait for more."""
+
+_READ_BYTES, _READ_MICROS = 1024 * 1024, 10_000
+"""What a later call waits for, and for how long in total; then it returns what has arrived."""
+
+_TIMEVAL = struct.Struct("@ll")
+_MOST_BYTES = int(np.iinfo(np.int32).max)
+
+
+def copy_from_socket(
+    connection: Connection,
+    command: str,
+    block_bytes: int,
+    max_row_bytes: int | None,
+    lines: Callable[[bytes], None],
+) -> None:
+    """Call ``lines`` with the rows that ``command`` (COPY … TO STDOUT, as text) returns.
+
+    ``connection``: not encrypted, and used by nobody else meanwhile. A block has as many rows as fit into
+    ``block_bytes``, at least one, so the same rows always make the same blocks. ``max_row_bytes``: as of
+    ``copy_lines``. Raises ``RowTooLarge`` and psycopg2's errors. An error in ``lines`` ends the copy and is
+    raised from here.
+    """
+    answer = _Answer(block_bytes, max_row_bytes)
+    try:
+        with _Socket(connection) as server:
+            try:
+                server.send(command)
+                while not answer.done:
+                    for block in answer.add(server.receive(answer.free_space())):
+                        lines(block)
+            except BaseException:
+                if not answer.done and not server.closed:
+                    server.give_up(answer.last())
+                raise
+    except _Closed as closed:
+        connection.close()
+        # What the server said last explains why it closed the connection.
+        with suppress(_Closed):
+            answer.find_frames()
+        raise answer.error or psycopg2.OperationalError(f"{closed}") from None
+    if answer.error is not None:
+        raise answer.error
+
+
+class _Closed(Exception):
+    """Raised if the connection has been closed, or cannot be used any more."""
+
+
+def data_frames(data: bytearray, start: int, end: int) -> tuple[Positions, Positions]:
+    """Return where the rows start and end in the frames of rows that follow one another from ``start`` on and
+    are whole before ``end``.
+
+    A row ends with a line end and has no other. The length in a frame may have the same byte; then the frames
+    are followed one by one.
+    """
+    letters = np.frombuffer(data, np.uint8, end)
+    line_ends = np.flatnonzero(letters[start:] == _LINE_END) + (start + 1)
+    heads = np.concatenate((np.array([start], np.int64), line_ends))
+    heads = heads[heads <= end - FRAME_HEADER]
+    heads = heads[letters[heads] == COPY_DATA]
+    if not len(heads):
+        return heads, heads
+    ends = heads + 1 + words(data, ">u4")[heads + 1]
+    if heads[0] != start or (heads[1:] != ends[:-1]).any():
+        return followed_frames(data, start, end)
+    whole = len(ends) - int(ends[-1] > end)
+    return heads[:whole] + FRAME_HEADER, ends[:whole]
+
+
+def followed_frames(data: bytearray, start: int, end: int) -> tuple[Positions, Positions]:
+    """Follow the frames one by one. This function defines what ``data_frames`` returns."""
+    bounds, at = [start], start
+    while at <= end - FRAME_HEADER and data[at] == COPY_DATA:
+        at = _frame_end(data, at)
+        if at > end:
+            break
+        bounds.append(at)
+    found = np.array(bounds, np.int64)
+    return found[:-1] + FRAME_HEADER, found[1:]
+
+
+def _frame_end(data: bytearray, at: int) -> int:
+    return at + 1 + int.from_bytes(data[at + 1 : at + FRAME_HEADER], "big")
+
+
+class _Answer:
+    """The server's answer to a COPY: what has been received and not been returned as part of a block.
+
+    ``done``: the server waits for the next statement. ``error``: why it refused, or ended the copy.
+    """
+
+    def __init__(self, block_bytes: int, max_row_bytes: int | None) -> None:
+        self.done = False
+        self.error: psycopg2.Error | None = None
+        self._block_bytes, self._max_row_bytes = block_bytes, max_row_bytes
+        self._data = bytearray(block_bytes + block_bytes // 16 + _ROOM)
+        self._filled = self._seen = 0  # bytes received; of these, bytes of whole frames that were found
+        self._starts = self._ends = np.empty(0, np.int64)  # of the rows among them
+
+    def free_space(self) -> memoryview:
+        """Return the buffer to receive into."""
+        if self._filled == len(self._data):
+            self._make_room()
+        return memoryview(self._data)[self._filled :]
+
+    def add(self, count: int) -> Iterator[bytes]:
+        """Yield the blocks that are complete, after ``count`` bytes more. Raises ``RowTooLarge``."""
+        self._filled += count
+        # Looking for frames costs less for many at once.
+        if count and self._filled < len(self._data) and self.last()[:-1] != _READY_FRAME:
+            return
+        self.find_frames()
+        lengths = self._ends - self._starts
+        if self._max_row_bytes is not None and len(lengths) and lengths.max() > self._max_row_bytes:
+            raise RowTooLarge(int(lengths.max()), self._max_row_bytes)
+        sizes, first, before = np.cumsum(lengths), 0, 0
+        while first < len(sizes):
+            stop = max(first + 1, int(np.searchsorted(sizes, before + self._block_bytes, "right")))
+            if stop == len(sizes) and (not self.done or self.error is not None):
+                # The next row may belong to this block. After an error, the block never becomes complete.
+                break
+            yield _joined(self._data, self._starts[first:stop], self._ends[first:stop])
+            first, before = stop, int(sizes[stop - 1])
+        self._starts, self._ends = self._starts[first:], self._ends[first:]
+
+    def last(self) -> bytes:
+        """Return the last bytes received, as many as the last frame has."""
+        return bytes(self._data[max(0, self._filled - len(_READY_FRAME) - 1) : self._filled])
+
+    def find_frames(self) -> None:
+        """Find the whole frames among what was received since the last time."""
+        data, end = self._data, self._filled
+        while self._seen <= end - FRAME_HEADER:
+            letter = data[self._seen]
+            if letter == COPY_DATA:
+                starts, ends = data_frames(data, self._seen, end)
+                if not len(ends):
+                    return
+                self._starts = np.concatenate((self._starts, starts))
+                self._ends = np.concatenate((self._ends, ends))
+                self._seen = int(ends[-1])
+                continue
+            following = _frame_end(data, self._seen)
+            if letter not in _OTHER_FRAMES and letter not in (_ERROR, _READY):
+                raise _Closed(f"a message of type {bytes([letter])!r} arrived in a COPY")
+            if following > end:
+                return
+            if letter == _ERROR:
+                self.error = _error(bytes(data[self._seen + FRAME_HEADER : following]))
+            self.done |= letter == _READY
+            self._seen = following
+
+    def _make_room(self) -> None:
+        """Move what was not returned to the front, into a larger buffer if it fills most of this one."""
+        data, begun = self._data, self._seen
+        first = int(self._starts[0]) - FRAME_HEADER if len(self._starts) else begun
+        left = self._filled - first
+        wanted = len(data) * 2 if left > len(data) * 7 // 8 else len(data)
+        if self._filled - begun >= FRAME_HEADER:
+            end = _frame_end(data, begun)
+            size = end - begun - FRAME_HEADER
+            if data[begun] == COPY_DATA and self._max_row_bytes is not None and size > self._max_row_bytes:
+                raise RowTooLarge(size, self._max_row_bytes)
+            if end - first > len(data):
+                wanted = end - first + _ROOM
+        kept = bytes(memoryview(data)[first : self._filled])
+        if wanted > len(data):
+            self._data = data = bytearray(wanted)
+        data[:left] = kept
+        self._filled, self._seen = left, begun - first
+        self._starts, self._ends = self._starts - first, self._ends - first
+
+
+class _Socket:
+    """The socket of a connection, on which libpq waits for nothing. Within its context, calls wait.
+
+    ``send`` and ``receive`` raise ``_Closed``; ``closed`` is true from then on.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._count, self.closed = connection, 0, False
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+
+    def __enter__(self) -> Self:
+        # The descriptor is our own, but libpq's shares its settings.
+        self._socket.setblocking(True)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, _READ_MICROS))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._socket, suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
+            self._socket.setblocking(False)
+
+    def send(self, command: str) -> None:
+        content = command.encode() + b"\0"
+        try:
+            # No failpoint: a SELECT, put together elsewhere.
+            self._socket.sendall(b"Q" + (len(content) + 4).to_bytes(4, "big") + content)
+        except OSError as error:
+            raise self._gone(error.strerror) from error
+
+    def receive(self, into: memoryview) -> int:
+        """Return the number of bytes received; 0 if none arrived in a while."""
+        try:
+            if self._count < _SINGLE_BYTES:
+                if not self._readable.poll(_CHECK_MS):
+                    return 0
+                count = self._socket.recv_into(into)
+            else:
+                count = self._socket.recv_into(into[:_READ_BYTES], flags=socket.MSG_WAITALL)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._gone(error.strerror) from error
+        if not count:
+            raise self._gone("end of stream")
+        self._count += count
+        return count
+
+    def give_up(self, last: bytes) -> None:
+        """Cancel the copy, and discard what still arrives, so that libpq finds an idle connection.
+
+        ``last``: the last bytes received so far.
+        """
+        with suppress(psycopg2.Error):
+            self._connection.cancel()
+        buffer = memoryview(bytearray(_ROOM))
+        try:
+            while last[:-1] != _READY_FRAME:
+                count = self.receive(buffer)
+                last = (last + bytes(buffer[:count]))[-len(_READY_FRAME) - 1 :]
+        except _Closed:
+            self._connection.close()
+
+    def _gone(self, reason: str | None) -> _Closed:
+        self.closed = True
+        return _Closed(f"server closed the connection unexpectedly ({reason})")
+
+
+def _joined(data: bytearray, starts: Positions, ends: Positions) -> bytes:
+    """Return the bytes between each of ``starts`` and its end, one after the other."""
+    at, end = int(starts[0]), int(ends[-1])
+    if len(starts) == 1 or end - at > _MOST_BYTES:
+        view, bounds = memoryview(data), zip(starts.tolist(), ends.tolist(), strict=True)
+        return b"".join([view[start:stop] for start, stop in bounds])
+    offsets = np.empty(2 * len(starts), np.int32)
+    offsets[0::2], offsets[1::2] = starts - at, ends - at
+    content = pa.py_buffer(memoryview(data)[at:end])
+    cut = pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), content])
+    rows = cut.take(pa.array(np.arange(0, len(offsets), 2)))
+    joined: bytes = rows.buffers()[2].to_pybytes()
+    return joined
+
+
+def _error(content: bytes) -> psycopg2.Error:
+    """Return the error that psycopg2 raises for an ErrorResponse, without the fields that may quote data."""
+    fields = {each[:1]: each[1:].decode(errors="replace") for each in content.split(b"\0") if each}
+    code = fields.get(b"C", "")
+    try:
+        kind = psycopg2.errors.lookup(code)
+    except KeyError:
+        kind = psycopg2.DatabaseError
+    error: psycopg2.Error = kind(fields.get(b"M", "no message"))
+    # psycopg2 lets only its own code and this method set the code.
+    error.__setstate__({"pgcode": code})
+    return error

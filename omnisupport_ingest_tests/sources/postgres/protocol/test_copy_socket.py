@@ -1,0 +1,141 @@
+"""COPY read from the socket gives what psycopg2 gives, in the same blocks, and leaves a usable connection."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import psycopg2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_by_psycopg, copy_lines
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import (
+    copy_from_socket,
+    data_frames,
+    followed_frames,
+)
+from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, SourceUnavailable
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+BOTH_WAYS = pytest.mark.parametrize("copy", [copy_by_psycopg, copy_from_socket])
+Copy = Callable[..., None]
+
+MANY = "COPY (SELECT n, repeat('d', n * 37 % 700) FROM generate_series(1, 30000) n) TO STDOUT"
+"""Rows of about 10 MB. The lengths of some frames contain a line end, before a row that begins like one."""
+
+
+@pytest.fixture
+def connection(source: SourceUnderTest) -> Iterator[Connection]:
+    with source.connected() as connection:
+        yield connection
+
+
+def frame(letter: bytes, content: bytes) -> bytes:
+    return letter + (len(content) + 4).to_bytes(4, "big") + content
+
+
+ROWS = st.one_of(
+    st.binary(max_size=12).map(lambda row: row.replace(b"\n", b"d")),
+    # Lengths with a line end in them, and rows that look like the begin of a frame.
+    st.sampled_from([b"", b"d", b"d\0\0", b"d\0\0\0\5", b"d" * 5, b"d" * 517, b"x" * 2559, b"d" * 2655]),
+).map(lambda row: frame(b"d", row + b"\n"))
+OTHERS = st.sampled_from([frame(b"N", b"notice\n\0"), frame(b"c", b""), frame(b"Z", b"I"), b"?"])
+
+
+@given(st.lists(st.one_of(ROWS, ROWS, ROWS, OTHERS), max_size=9).map(b"".join), st.data())
+def test_frames_found_at_once_are_those_followed_one_by_one(stream: bytes, drawn: st.DataObject) -> None:
+    end = drawn.draw(st.integers(0, len(stream)))
+    start = drawn.draw(st.integers(0, min(end, 40)))
+    found = data_frames(bytearray(stream), start, end)
+    expected = followed_frames(bytearray(stream), start, end)
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 5_000, 70_000, 6 * 1024 * 1024])
+def test_blocks_are_those_of_psycopg2(connection: Connection, block_bytes: int) -> None:
+    query = MANY if block_bytes > 100 else MANY.replace("30000", "500")
+    taken: dict[Copy, list[bytes]] = {copy_by_psycopg: [], copy_from_socket: []}
+    for copy, blocks in taken.items():
+        copy(connection, query, block_bytes, None, blocks.append)
+    assert taken[copy_from_socket] == taken[copy_by_psycopg]
+    assert all(block.endswith(b"\n") for block in taken[copy_from_socket])
+
+
+@BOTH_WAYS
+def test_a_row_longer_than_a_block_is_a_block(connection: Connection, copy: Copy) -> None:
+    sizes = "unnest(ARRAY[3, 3000000, 5, 900]) WITH ORDINALITY w (n, place)"
+    taken: list[bytes] = []
+    rows = f"COPY (SELECT repeat('y', n) FROM {sizes} ORDER BY place) TO STDOUT"
+    copy(connection, rows, 1000, 3_000_001, taken.append)
+    assert [len(block) for block in taken] == [4, 3_000_001, 907]
+    with pytest.raises(RowTooLarge) as refused:
+        copy(connection, rows, 1000, 3_000_000, taken.append)
+    assert refused.value.size == 3_000_001
+
+
+@BOTH_WAYS
+def test_nothing_is_read_from_an_empty_table(connection: Connection, copy: Copy) -> None:
+    copy(connection, "COPY (SELECT 1 WHERE false) TO STDOUT", 1000, None, pytest.fail)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("query", "kind", "code"),
+    [
+        ("SELECT * FROM nowhere", psycopg2.errors.UndefinedTable, "42P01"),
+        ("SELECT 1 / (29000 - n) FROM generate_series(1, 30000) n", psycopg2.errors.DivisionByZero, "22012"),
+    ],
+)
+def test_an_error_of_the_server_is_raised_as_psycopg2_does(
+    connection: Connection, copy: Copy, query: str, kind: type[psycopg2.Error], code: str
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SAVEPOINT before")
+        taken: list[bytes] = []
+        with pytest.raises(kind) as raised:
+            copy(connection, f"COPY ({query}) TO STDOUT", 1000, None, taken.append)
+        assert raised.value.pgcode == code
+        # The last rows before the error did not fill a block.
+        assert b"".join(taken).count(b"\n") < 28_999
+        cursor.execute("ROLLBACK TO before")
+        cursor.execute("SELECT 7")
+        assert cursor.fetchone() == (7,)
+
+
+@pytest.mark.parametrize("blocks", [1, 50])
+def test_a_connection_whose_copy_was_given_up_can_be_used(connection: Connection, blocks: int) -> None:
+    # To the end it would take hours.
+    numbers = "generate_series(1, 100000)"
+    endless = f"COPY (SELECT repeat('x', 500) FROM {numbers}, {numbers} AS more) TO STDOUT"
+    taken: list[bytes] = []
+
+    def give_up(block: bytes) -> None:
+        taken.append(block)
+        if len(taken) == blocks:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        copy_from_socket(connection, endless, 100_000, None, give_up)
+    assert len(taken) == blocks
+    assert not connection.closed
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 7")
+        assert cursor.fetchone() == (7,)
+    assert not os.get_blocking(connection.fileno()), "libpq needs it so"
+
+
+def test_a_server_that_ends_the_session_is_said_to_be_unavailable(source: SourceUnderTest) -> None:
+    with source.connected() as connection, source.connected() as other, other.cursor() as cursor:
+        end = partial(cursor.execute, f"SELECT pg_terminate_backend({connection.info.backend_pid})")
+        ending = threading.Timer(0.3, end)
+        ending.start()
+        with pytest.raises(SourceUnavailable, match="while reading sleep: terminating connection"):
+            copy_lines(connection, "SELECT pg_sleep(60)", doing="reading sleep", lines=pytest.fail)
+        ending.join()
+        assert connection.closed
