@@ -138,6 +138,25 @@ def test_a_discarded_event_is_never_accepted_whatever_the_rules_say_later():
     assert copy.verdict == DUPLICATE
 
 
+@pytest.mark.parametrize("discarded", [0, 1, 2])
+def test_what_was_decided_of_a_content_counts_for_those_that_are_its_copies_by_now(discarded):
+    """Three contents, of which nothing is left that tells them apart; a discard counts before a release."""
+    contents = [
+        replace(
+            FIRST,
+            number=number + 1,
+            event=replace(EVENT, after={"status": str(number)}),
+            same=(),
+        )
+        for number in range(3)
+    ]
+    reviews = {each.key: "release" for each in contents[1:]} | {contents[discarded].key: "discard"}
+    verdicts = judge(contents, replace(RULES, reviews=reviews))
+    assert (verdicts[0].verdict, verdicts[0].state) == (QUARANTINED, "discarded")
+    assert [each.verdict for each in verdicts[1:]] == [DUPLICATE, DUPLICATE]
+    assert judge(contents, replace(RULES, reviews={contents[2].key: "release"}))[0].verdict == ACCEPTED
+
+
 def test_a_discard_of_copies_concerns_only_them():
     strict = replace(
         RULES,
