@@ -241,7 +241,6 @@ class _Socket:
     def send(self, command: str) -> None:
         content = command.encode() + b"\0"
         try:
-            # No failpoint: a SELECT, put together elsewhere.
             self._socket.sendall(b"Q" + (len(content) + 4).to_bytes(4, "big") + content)
         except OSError as error:
             raise self._gone(error.strerror) from error

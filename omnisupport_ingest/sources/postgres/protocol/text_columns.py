@@ -138,7 +138,7 @@ def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
     return words(block, form)[at]
 
 
-def words(block: bytes, form: str) -> npt.NDArray[Any]:
+def words(block: bytes | bytearray, form: str) -> npt.NDArray[Any]:
     """Return the numbers of type ``form`` that begin at each letter."""
     size = np.dtype(form).itemsize
     return np.ndarray((len(block) - size + 1,), form, buffer=block, strides=(1,))
