@@ -21,7 +21,8 @@ from typing import Any, TypeGuard
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.positions import BINLOG, CHANGE_LSN, ORDER_BITS, SNAPSHOT_BASE
 
-MYSQL = frozenset({"mysql", "mariadb"})
+MYSQL = ("mysql", "mariadb")
+"""A tuple: what stands in the place of the name may be of any kind, such as a list."""
 SQL_SERVER = "sqlserver"
 
 _FILE_NUMBER = re.compile(r"\.([0-9]{1,15})$")

@@ -26,7 +26,6 @@ from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.landing.writer_threads import WriterThreads
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.query.events import ContentHash, RowWindows, blocks
 from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
@@ -76,16 +75,11 @@ class EventParts:
 
 @dataclass
 class Batches:
-    """Lands batches of ``inlet`` in one epoch.
-
-    ``names``: ids of the batches landed here. ``threads``: write all of them, because new threads for each
-    batch would need new memory for each; None: each batch has its own.
-    """
+    """Lands batches of ``inlet`` in one epoch. ``names``: ids of the batches landed here."""
 
     inlet: Inlet
     epoch: EpochRecord
     names: list[str] = field(default_factory=list)
-    threads: WriterThreads | None = None
 
     def parts(self) -> EventParts:
         """Return an empty set of parts for the next batch."""
@@ -155,10 +149,7 @@ class Batches:
 
     def _writer(self, batch_id: str) -> BatchWriter:
         inlet, epoch = self.inlet, self.epoch.number
-        writer = BatchWriter(inlet.store, inlet.grid, epoch, batch_id, clock=inlet.clock)
-        if self.threads is not None:
-            writer.share(self.threads)
-        return writer
+        return BatchWriter(inlet.store, inlet.grid, epoch, batch_id, clock=inlet.clock)
 
     def _row_windows(self) -> RowWindows:
         return RowWindows(self.inlet.grid, self.inlet.clock(), self.epoch.rows_from)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -24,7 +23,6 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.writer_threads import WriterThreads
 from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.anew import clear_of_sealed
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
@@ -103,11 +101,8 @@ def sync(
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
         epoch = clear_of_sealed(inlet, state, epoch, [t for t in inlet.tables if not schemas.blocks(t)])
-        with (
-            closing(WriterThreads()) as threads,
-            ThreadPoolExecutor(1, thread_name_prefix="landing") as landing,
-        ):
-            run = _Sync(_Target(inlet, epoch, landing, threads, schemas), reader, moment, state, stopped)
+        with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
+            run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
                 try:
                     run.read(table)
@@ -115,7 +110,7 @@ def sync(
                     run.report.faults.append(refused)
                     run.report.tables[-1].refused = True
                     reader.step_over()
-            run.finish()
+        run.finish()
         return run.report
     finally:
         reader.end()
@@ -146,13 +141,12 @@ def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the rows of a sync land: in ``epoch``, batch after batch by the single thread of ``pool``, with
-    the ``threads`` that write. ``schemas``: the schemas of its tables, which were already looked at."""
+    """Where the rows of a sync land: in ``epoch``, by the single thread of ``pool``. ``schemas``: the schemas
+    of its tables, which were already looked at."""
 
     inlet: Inlet
     epoch: EpochRecord
     pool: ThreadPoolExecutor
-    threads: WriterThreads
     schemas: CursorSchemas
 
 
@@ -172,7 +166,7 @@ class _Sync:
         self._inlet, self._epoch, self._pool = target.inlet, target.epoch, target.pool
         self._schemas = target.schemas
         self._reader, self._moment, self._state, self._stopped = reader, moment, state, stopped
-        self._batches = Batches(self._inlet, self._epoch, self.report.batches, target.threads)
+        self._batches = Batches(self._inlet, self._epoch, self.report.batches)
         self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
         self._left_a_page = False
 

@@ -33,7 +33,9 @@ from omnisupport_ingest_tests.foreign_bytes import (
     Raw,
     in_time,
     mutated,
+    places,
     text_of,
+    with_value_at,
 )
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, STRING_MODES, STRINGS, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flat
@@ -97,6 +99,20 @@ def test_any_line_is_an_event_or_a_fault(contracts: Contracts, which: str, data:
             landed(line, contracts, handling)
         except LineFault as fault:
             assert fault.problem and fault.fix and len(fault.problem) < 500
+
+
+@pytest.mark.parametrize("which", RECORDED)
+def test_a_value_of_another_kind_at_any_place_is_an_event_or_a_fault(
+    contracts: Contracts, which: str
+) -> None:
+    documents, handling = RECORDED[which]
+    for document in documents:
+        for keys in places(document):
+            for value in ([], True):
+                try:
+                    landed(text_of(with_value_at(document, keys, value)).encode(), contracts, handling)
+                except LineFault as fault:
+                    assert fault.problem and fault.fix and len(fault.problem) < 500, keys
 
 
 NOT_LONG = [each for each in ODD_VALUES if len(text_of(each)) <= 10_000]

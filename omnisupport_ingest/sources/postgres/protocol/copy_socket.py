@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Self
@@ -46,6 +47,9 @@ _SINGLE_BYTES = 1024 * 1024
 _READ_BYTES, _READ_MICROS = 1024 * 1024, 10_000
 """What a later call waits for, and for how long in total; then it returns what has arrived."""
 
+_DISCARD_SECONDS = 30.0
+"""How long the rest of an answer may take that nobody wants: by far longer than a page or a chunk takes."""
+
 _TIMEVAL = struct.Struct("@ll")
 _MOST_BYTES = int(np.iinfo(np.int32).max)
 
@@ -69,12 +73,12 @@ def copy_from_socket(
         with _Socket(connection) as server:
             try:
                 server.send(command)
-                while not answer.done:
+                while not answer.over:
                     for block in answer.add(server.receive(answer.free_space())):
                         lines(block)
             except BaseException:
-                if not answer.done and not server.closed:
-                    server.give_up(answer.last())
+                if not answer.over and not server.closed:
+                    server.discard(answer.rest())
                 raise
     except _Closed as closed:
         connection.close()
@@ -130,7 +134,7 @@ def _frame_end(data: bytearray, at: int) -> int:
 class _Answer:
     """The server's answer to a COPY: what has been received and not been returned as part of a block.
 
-    ``done``: the server waits for the next statement. ``error``: why it refused, or ended the copy.
+    ``done``: the server has sent all rows, or why it does not. ``error``: why it refused, or ended the copy.
     """
 
     def __init__(self, block_bytes: int, max_row_bytes: int | None) -> None:
@@ -140,6 +144,12 @@ class _Answer:
         self._data = bytearray(block_bytes + block_bytes // 16 + _ROOM)
         self._filled = self._seen = 0  # bytes received; of these, bytes of whole frames that were found
         self._starts = self._ends = np.empty(0, np.int64)  # of the rows among them
+
+    @property
+    def over(self) -> bool:
+        """Whether the server waits for the next statement, and nothing of it is left in part: libpq would
+        read the end of a frame without its beginning."""
+        return self.done and self._seen == self._filled
 
     def free_space(self) -> memoryview:
         """Return the buffer to receive into."""
@@ -151,7 +161,7 @@ class _Answer:
         """Yield the blocks that are complete, after ``count`` bytes more. Raises ``RowTooLarge``."""
         self._filled += count
         # Looking for frames costs less for many at once.
-        if count and self._filled < len(self._data) and self.last()[:-1] != _READY_FRAME:
+        if count and self._filled < len(self._data) and self._last()[:-1] != _READY_FRAME:
             return
         self.find_frames()
         lengths = self._ends - self._starts
@@ -167,7 +177,13 @@ class _Answer:
             first, before = stop, int(sizes[stop - 1])
         self._starts, self._ends = self._starts[first:], self._ends[first:]
 
-    def last(self) -> bytes:
+    def rest(self) -> Rest:
+        """Return what is left of the answer, of which nobody wants the rows."""
+        rest = Rest(self.done)
+        rest.add(memoryview(self._data)[self._seen : self._filled])
+        return rest
+
+    def _last(self) -> bytes:
         """Return the last bytes received, as many as the last frame has."""
         return bytes(self._data[max(0, self._filled - len(_READY_FRAME) - 1) : self._filled])
 
@@ -215,6 +231,34 @@ class _Answer:
         self._starts, self._ends = self._starts - first, self._ends - first
 
 
+class Rest:
+    """The rest of an answer: which of its frames is the last one. It keeps no row."""
+
+    def __init__(self, done: bool = False) -> None:
+        """``done``: the last frame has arrived before."""
+        self._done, self._head, self._skip = done, b"", 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the server waits for the next statement, and nothing of it is left in part."""
+        return self._done and not self._head and not self._skip
+
+    def add(self, received: memoryview) -> None:
+        """Follow the frames in the bytes that arrived."""
+        at = 0
+        while at < len(received):
+            if self._skip:
+                passed = min(self._skip, len(received) - at)
+                self._skip, at = self._skip - passed, at + passed
+                continue
+            missing = FRAME_HEADER - len(self._head)
+            self._head, at = self._head + bytes(received[at : at + missing]), at + missing
+            if len(self._head) == FRAME_HEADER:
+                self._done |= self._head[0] == _READY
+                self._skip = int.from_bytes(self._head[1:], "big") + 1 - FRAME_HEADER
+                self._head = b""
+
+
 class _Socket:
     """The socket of a connection, on which libpq waits for nothing. Within its context, calls wait.
 
@@ -223,7 +267,10 @@ class _Socket:
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._count, self.closed = connection, 0, False
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        try:
+            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        except OSError as error:
+            raise self._gone(error.strerror) from error
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
@@ -234,9 +281,11 @@ class _Socket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._socket, suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
-            self._socket.setblocking(False)
+        with self._socket:
+            with suppress(OSError):
+                self._socket.setblocking(False)
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
 
     def send(self, command: str) -> None:
         content = command.encode() + b"\0"
@@ -263,20 +312,23 @@ class _Socket:
         self._count += count
         return count
 
-    def give_up(self, last: bytes) -> None:
-        """Cancel the copy, and discard what still arrives, so that libpq finds an idle connection.
+    def discard(self, rest: Rest) -> None:
+        """Discard the ``rest`` of the answer, so that libpq finds an idle connection. Close the connection
+        if that takes long.
 
-        ``last``: the last bytes received so far.
+        The server is not asked to stop: psycopg2 holds the interpreter's lock while it asks, without an end
+        if nobody answers.
         """
-        with suppress(psycopg2.Error):
-            self._connection.cancel()
-        buffer = memoryview(bytearray(_ROOM))
+        buffer, until = memoryview(bytearray(_READ_BYTES)), time.monotonic() + _DISCARD_SECONDS
         try:
-            while last[:-1] != _READY_FRAME:
-                count = self.receive(buffer)
-                last = (last + bytes(buffer[:count]))[-len(_READY_FRAME) - 1 :]
+            while not rest.over and time.monotonic() < until:
+                rest.add(buffer[: self.receive(buffer)])
         except _Closed:
-            self._connection.close()
+            pass
+        finally:
+            # Also after an interrupt: what is left would be taken for the answer to the next statement.
+            if not rest.over:
+                self._connection.close()
 
     def _gone(self, reason: str | None) -> _Closed:
         self.closed = True
@@ -302,10 +354,12 @@ def _error(content: bytes) -> psycopg2.Error:
     """Return the error that psycopg2 raises for an ErrorResponse, without the fields that may quote data."""
     fields = {each[:1]: each[1:].decode(errors="replace") for each in content.split(b"\0") if each}
     code = fields.get(b"C", "")
-    try:
-        kind = psycopg2.errors.lookup(code)
-    except KeyError:
-        kind = psycopg2.DatabaseError
+    kind: type[psycopg2.Error] = psycopg2.DatabaseError
+    # As psycopg2, which takes a code that it does not know for one of its class.
+    for known in (code, f"{code[:2]}000", "P0000" if code[:1] == "P" else ""):
+        with suppress(KeyError):
+            kind = psycopg2.errors.lookup(known)
+            break
     error: psycopg2.Error = kind(fields.get(b"M", "no message"))
     # psycopg2 lets only its own code and this method set the code.
     error.__setstate__({"pgcode": code})

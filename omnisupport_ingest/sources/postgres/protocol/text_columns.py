@@ -7,6 +7,7 @@ byte for byte what ``orjson`` writes for each row.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,23 +33,21 @@ _BACKSLASH = ord("\\")
 
 
 _KEPT_BYTES = 32 * 1024 * 1024
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # numbers of glibc's malloc.h
-_ARENAS = 2
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
     """Let the process keep freed memory for the next block (Linux with glibc), that of Arrow included.
 
     Without this, each block returns its memory to the system, and the next block requests it page by page.
-    Arrow's own allocator does so whatever glibc is set to. The threads share few arenas, as each arena keeps
-    what it once needed.
+    Arrow's own allocator does so whatever glibc is set to, so it is not used, unless somebody has chosen it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
-        mallopt(_ARENA_MAX, _ARENAS)
-        pa.set_memory_pool(pa.system_memory_pool())
+        if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+            pa.set_memory_pool(pa.system_memory_pool())
 
 
 class Irregular(ValueError):

@@ -11,6 +11,7 @@ import ctypes
 import os
 import select
 import time
+from functools import cache
 from typing import Protocol
 
 import psycopg2
@@ -258,6 +259,7 @@ def _one_line(text: bytes | None) -> str:
     return " ".join((text or b"").decode(errors="replace").split()).rstrip(".")
 
 
+@cache
 def _libpq() -> ctypes.PyDLL:
     """Return the libpq that psycopg2 is linked with, found through psycopg2's own library."""
     file = psycopg2._psycopg.__file__

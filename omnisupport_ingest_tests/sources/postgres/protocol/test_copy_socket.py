@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate, count, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg2
 import pytest
@@ -13,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.sources.postgres.protocol import copy_socket
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_by_psycopg, copy_lines
 from omnisupport_ingest.sources.postgres.protocol.copy_socket import (
+    Rest,
     copy_from_socket,
     data_frames,
     followed_frames,
@@ -108,26 +114,88 @@ def test_an_error_of_the_server_is_raised_as_psycopg2_does(
         assert cursor.fetchone() == (7,)
 
 
+@given(st.lists(st.one_of(ROWS, OTHERS), max_size=9), st.data())
+def test_the_rest_of_an_answer_is_over_when_its_last_frame_and_all_that_began_are_whole(
+    frames: list[bytes], drawn: st.DataObject
+) -> None:
+    frames = [each for each in frames if each != b"?"]
+    stream = b"".join(frames)
+    end = drawn.draw(st.integers(0, len(stream)))
+    cuts = sorted({0, end, *drawn.draw(st.lists(st.integers(0, end), max_size=5))})
+    rest = Rest()
+    for start, stop in pairwise(cuts):
+        rest.add(memoryview(stream)[start:stop])
+    whole = [each for each, ends in zip(frames, accumulate(map(len, frames)), strict=True) if ends <= end]
+    assert rest.over == (frame(b"Z", b"I") in whole and end == sum(map(len, whole)))
+
+
 @pytest.mark.parametrize("blocks", [1, 50])
 def test_a_connection_whose_copy_was_given_up_can_be_used(connection: Connection, blocks: int) -> None:
-    # To the end it would take hours.
-    numbers = "generate_series(1, 100000)"
-    endless = f"COPY (SELECT repeat('x', 500) FROM {numbers}, {numbers} AS more) TO STDOUT"
-    taken: list[bytes] = []
-
-    def give_up(block: bytes) -> None:
-        taken.append(block)
-        if len(taken) == blocks:
-            raise OSError("the disk is full")
-
     with pytest.raises(OSError, match="the disk is full"):
-        copy_from_socket(connection, endless, 100_000, None, give_up)
-    assert len(taken) == blocks
-    assert not connection.closed
+        copy_from_socket(connection, MANY, 100_000, None, giving_up(blocks))
     with connection.cursor() as cursor:
         cursor.execute("SELECT 7")
         assert cursor.fetchone() == (7,)
     assert not os.get_blocking(connection.fileno()), "libpq needs it so"
+
+
+def test_a_connection_whose_copy_was_given_up_far_from_its_end_is_closed(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_socket, "_DISCARD_SECONDS", 0.5)
+    numbers = "generate_series(1, 100000)"
+    endless = f"COPY (SELECT repeat('x', 500) FROM {numbers}, {numbers} AS more) TO STDOUT"
+    with pytest.raises(OSError, match="the disk is full"):
+        copy_from_socket(connection, endless, 100_000, None, giving_up(3))
+    assert connection.closed
+
+
+def giving_up(blocks: int) -> Callable[[bytes], None]:
+    """Take ``blocks`` blocks, and fail at the last of them."""
+    taken = count(1)
+
+    def give_up(_: bytes) -> None:
+        if next(taken) == blocks:
+            raise OSError("the disk is full")
+
+    return give_up
+
+
+def test_what_follows_the_last_frame_is_read_to_its_end() -> None:
+    """A frame may come after the one that ends the copy; libpq could not read the second half of it."""
+    setting = frame(b"S", b"is_superuser\0off\0")
+    answer = frame(b"H", b"\0\0\1\0\0") + frame(b"d", b"1\n") + frame(b"c", b"") + frame(b"Z", b"I")
+    here, there = socket.socketpair()
+    with here, there:
+        taken: list[bytes] = []
+        # Only the descriptor of the connection is asked for.
+        connection: Any = SimpleNamespace(fileno=here.fileno)
+        there.sendall(answer + setting[:7])
+        later = threading.Timer(0.5, there.sendall, [setting[7:]])
+        later.start()
+        copy_from_socket(connection, "COPY t TO STDOUT", 1000, None, taken.append)
+        later.join()
+        assert taken == [b"1\n"]
+        here.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            here.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("42P01", psycopg2.errors.UndefinedTable),
+        ("P9001", psycopg2.InternalError),
+        ("22ABC", psycopg2.DataError),
+        ("42ABC", psycopg2.ProgrammingError),
+        ("57ABC", psycopg2.OperationalError),
+        ("ZZ999", psycopg2.DatabaseError),
+    ],
+)
+def test_an_error_with_a_code_of_its_own_is_one_of_its_class(code: str, kind: type[psycopg2.Error]) -> None:
+    error = copy_socket._error(b"SERROR\0C" + code.encode() + b"\0Mno\0\0")
+    assert isinstance(error, kind) and error.pgcode == code
+    assert kind is not psycopg2.DatabaseError or type(error) is kind
 
 
 def test_a_server_that_ends_the_session_is_said_to_be_unavailable(source: SourceUnderTest) -> None:
