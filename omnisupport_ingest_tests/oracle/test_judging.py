@@ -151,10 +151,16 @@ def test_what_was_decided_of_a_content_counts_for_those_that_are_its_copies_by_n
         for number in range(3)
     ]
     reviews = {each.key: "release" for each in contents[1:]} | {contents[discarded].key: "discard"}
-    verdicts = judge(contents, replace(RULES, reviews=reviews))
+    verdicts = once_erased(contents, replace(RULES, reviews=reviews))
     assert (verdicts[0].verdict, verdicts[0].state) == (QUARANTINED, "discarded")
     assert [each.verdict for each in verdicts[1:]] == [DUPLICATE, DUPLICATE]
-    assert judge(contents, replace(RULES, reviews={contents[2].key: "release"}))[0].verdict == ACCEPTED
+    released = replace(RULES, reviews={contents[2].key: "release"})
+    assert once_erased(contents, released)[0].verdict == ACCEPTED
+
+
+def once_erased(contents, rules):
+    """Judge what an erasure left: the product finds the copies among it before its kernel judges them."""
+    return judge(contents, rules)
 
 
 def test_a_discard_of_copies_concerns_only_them():

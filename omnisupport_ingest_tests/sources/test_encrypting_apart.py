@@ -55,7 +55,11 @@ def answered(apart: EncryptingProcess, images: pa.Table) -> pa.StringArray:
 
 def until_ended(process: psutil.Process) -> None:
     """Wait until ``process`` has ended; its exit code is left for who started it."""
-    until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    try:
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    except AssertionError as late:
+        waits = [Path(f"/proc/{process.pid}/task/{each.id}/wchan").read_text() for each in process.threads()]
+        raise AssertionError(f"{late}\nIts threads wait in {waits}, after {process.cpu_times()}.") from None
 
 
 def test_it_encrypts_as_the_caller_does_and_by_the_same_keys(
