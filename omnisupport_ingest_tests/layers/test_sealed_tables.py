@@ -106,7 +106,11 @@ def closed(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Sto
         ("people", Commit(11, 2, [Change("c", 2, values("eve"))])),
         ("loose", Commit(12, 3, [Change("m", None, {})])),
     )
-    land(story, ("notes", Commit(30, 11 * DAY, [Change("c", 300, {"title": "new"})])))
+    land(
+        story,
+        ("people", Commit(30, 11 * DAY, [Change("u", 2, {"title": "again", "body": "long"})])),
+        ("notes", Commit(31, 11 * DAY, [Change("c", 300, {"title": "new"})])),
+    )
     while windows := pending_windows(story.workspace, SOURCE).windows:
         for layer in (raw, deduped):
             layer.materialize(story.workspace, spark, SOURCE, windows, "run")
@@ -142,11 +146,9 @@ def images(story: Story, table: str, *, withheld: bool = False) -> list[dict[str
     files = QuarantineFiles.newest(story.workspace, SOURCE)
     assert files is not None and files.deduped is not None
     of = files.of(FIRST) if withheld else files.deduped.files(FIRST)
-    found = [row for file in of for row in pq.ParquetFile(file.uri).read().to_pylist()]
-    if not withheld:
-        paths = [file for file in of if dict(file.partition)["source_table"] == table]
-        found = [row for file in paths for row in pq.ParquetFile(file.uri).read().to_pylist()]
-    else:
+    chosen = [file for file in of if withheld or dict(file.partition)["source_table"] == table]
+    found = [row for file in chosen for row in pq.ParquetFile(file.uri).read().to_pylist()]
+    if withheld:
         found = [row for row in found if row["source_table"] == table]
     return [None if row["after"] is None else json.loads(row["after"]) for row in found]
 
@@ -195,9 +197,9 @@ def test_of_a_table_that_nobody_knows_accepted_events_stay_and_are_named(story: 
     assert images(story, "loose") != [None]
     (found,) = [each for each in former_policies(story.workspace, SOURCE) if each.column == "*"]
     assert "1 sealed window with events of tables without a contract was judged by" in found.sentence
-    assert pending_windows(story.workspace, SOURCE).nothing or FIRST not in (
-        pending_windows(story.workspace, SOURCE).windows
-    )
+    version = story.workspace.deduped(SOURCE).open().version
+    applied(story)
+    assert story.workspace.deduped(SOURCE).open().version == version
 
 
 def with_messages(story: Story) -> None:
@@ -236,6 +238,35 @@ def test_where_its_rows_once_named_a_subject_otherwise_nobody_finds_it(story: St
         if each["what"] == not_searched
     )
     assert notes.full_name in str(found) and people.full_name not in str(found)
+
+
+def test_a_window_of_which_a_file_is_gone_is_left_out_and_named(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot = story.workspace.deduped(SOURCE).open()
+    Path(snapshot.files(FIRST)[0].full_path).unlink()
+    by(story, email=HASHED)
+    applied(story)
+    assert f"A file of the sealed window {FIRST} of {SOURCE} is gone" in caplog.text
+    assert story.workspace.deduped(SOURCE).open().version == snapshot.version
+
+
+def test_only_files_of_its_tables_are_rewritten(story: Story) -> None:
+    by(story, email=HASHED)
+    applied(story)
+    state = story.workspace.deduped(SOURCE).open().state(FIRST)
+    # The other file cannot be read, and need not be.
+    (people,) = (
+        Path(file.full_path)
+        for file in story.workspace.deduped(SOURCE).open().files(FIRST)
+        if dict(file.partition)["source_table"] == "people"
+    )
+    people.write_bytes(b"no file of events")
+    by(story, email=HASHED, phone=HASHED)
+    applied(story)
+    assert story.workspace.deduped(SOURCE).open().state(FIRST) != state
+    (image,) = images(story, "notes")
+    assert image is not None and image["phone"].startswith("k1:")
 
 
 def test_a_damaged_record_is_named(story: Story) -> None:
