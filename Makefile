@@ -26,7 +26,7 @@ IN_BUCKET := $(BIN)/python -m omnisupport_ingest_tests.storage.s3_server
 NONE := 5
 TESTS := omnisupport_ingest_tests
 # Where tests are marked `crash`.
-CRASHED := $(TESTS)/recovery/test_crash_*.py $(TESTS)/sources/*/test_killed.py $(TESTS)/review/test_sealed_windows.py $(TESTS)/retention/test_killed.py $(TESTS)/retention/test_old_versions.py $(TESTS)/retention/test_superseded_rows.py $(TESTS)/retention/test_withheld_values.py $(TESTS)/lake/test_file_index.py $(TESTS)/lake/test_marked_files.py $(TESTS)/cli/test_withdraw.py $(TESTS)/layers/test_window_index.py $(TESTS)/layers/test_sealed_policies.py
+CRASHED := $(TESTS)/recovery/test_crash_*.py $(TESTS)/sources/*/test_killed.py $(TESTS)/review/test_sealed_windows.py $(TESTS)/retention/test_killed.py $(TESTS)/retention/test_old_versions.py $(TESTS)/retention/test_superseded_rows.py $(TESTS)/retention/test_withheld_values.py $(TESTS)/lake/test_file_index.py $(TESTS)/lake/test_marked_files.py $(TESTS)/cli/test_withdraw.py $(TESTS)/layers/test_window_index.py $(TESTS)/layers/test_sealed_policies.py $(TESTS)/layers/test_sealed_tables.py
 POSTGRES_15 ?= /usr/lib/postgresql/15
 
 .DEFAULT_GOAL := help

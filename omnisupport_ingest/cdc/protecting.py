@@ -42,25 +42,23 @@ _ACCEPTED = "accepted"
 
 @dataclass(frozen=True)
 class Protections:
-    """Protects the tables of one source. False if no table needs it.
+    """Protects the tables of one source. False if no event needs it.
 
-    ``undescribed``: whether events without a contract are protected, too.
+    ``undescribed``: whether events without a contract are protected.
     """
 
     by_table: Mapping[TableName, Protection]
     contracted: frozenset[TableName]
-    undescribed: bool = True
+    undescribed: bool
 
     @classmethod
     def of(cls, contracts: Iterable[TableContract], secrets: Secrets) -> Protections:
         every = list(contracts)
-        return cls(
-            {each.table_name: Protection(each, secrets) for each in every if needs_protection(each)},
-            frozenset(each.table_name for each in every),
-        )
+        by_table = {each.table_name: Protection(each, secrets) for each in every if needs_protection(each)}
+        return cls(by_table, frozenset(each.table_name for each in every), undescribed=bool(by_table))
 
     def __bool__(self) -> bool:
-        return bool(self.by_table)
+        return bool(self.by_table) or self.undescribed
 
 
 def protect_batches(

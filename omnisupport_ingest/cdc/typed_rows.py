@@ -49,9 +49,11 @@ def _exact(
 ) -> pa.Array:
     unfit: list[tuple[int, str, str]] = []
     for column in columns:
-        if column.always_fits:
-            continue
         text = texts[column.name]
+        if typed[column.name].null_count == text.null_count:
+            continue
+        # Also where the rules let only values of the type in: a value that was hashed in a sealed window
+        # stays a hash if its column is a number again.
         lost = np.flatnonzero(
             pc.and_(pc.is_null(typed[column.name]), pc.is_valid(text)).to_numpy(zero_copy_only=False)
         )

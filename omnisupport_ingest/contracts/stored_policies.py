@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -41,8 +41,11 @@ def policy_text(column: Column) -> str:
     """Return the policy of ``column`` as one text; different masks are different policies."""
     if column.mask is None:
         return column.pii
-    own = (column.mask.pattern, column.mask.replacement) if column.mask.form == OWN else ()
-    return ":".join((MASK, column.mask.form, *own))
+    text = f"{MASK}:{column.mask.form}"
+    if column.mask.form != OWN:
+        return text
+    # Written as JSON, so that no two masks have one text.
+    return f"{text}:{json.dumps([column.mask.pattern, column.mask.replacement])}"
 
 
 def of_accepted(stored: str, wanted: str) -> tuple[str, Step]:
@@ -112,16 +115,32 @@ class StoredTable:
         and for those in quarantine, by column."""
         return {name: (steps[0][1], steps[1][1]) for name, steps in self._changes(contract).items()}
 
-    def after(self, contract: TableContract) -> StoredTable:
-        """Return the policies of the values after these steps. Taken again, no step changes anything."""
+    def after(self, contract: TableContract, *, waits: bool = False) -> StoredTable:
+        """Return the policies of the values after these steps. Taken again, no step changes anything.
+        ``waits``: the values of accepted events are to stay as they are."""
+        now = needs_protection(contract)
+        # What a contract without policies does not name comes to quarantine plain.
+        was = self if now else self.with_plain()
         changed = {
-            name: StoredColumn(accepted[0], withheld[0])
+            name: StoredColumn(self.column(name).accepted if waits else accepted[0], withheld[0])
             for name, (accepted, withheld) in self._changes(contract).items()
         }
+        return was._with(changed, protected=self.protected or (now and not waits), withheld_protected=now)
+
+    def with_plain(self) -> StoredTable:
+        """Return the policies of the values after events have come to quarantine as they landed."""
+        changed = {
+            name: replace(each, withheld=of_withheld(each.withheld, KEEP)[0])
+            for name, each in self.columns.items()
+        }
+        return self._with(changed, protected=self.protected, withheld_protected=False)
+
+    def _with(
+        self, changed: Mapping[str, StoredColumn], *, protected: bool, withheld_protected: bool
+    ) -> StoredTable:
         usual = StoredColumn.made_by(self.default)
         columns = {name: each for name, each in {**self.columns, **changed}.items() if each != usual}
-        now = needs_protection(contract)
-        return StoredTable(self.protected or now, now, columns, self.default)
+        return StoredTable(protected, withheld_protected, columns, self.default)
 
     def kept(self, contract: TableContract) -> Mapping[str, str]:
         """Return the columns of which accepted events have other values than ``contract`` says, each with the
@@ -142,12 +161,16 @@ class StoredTable:
         return {"protected": protected, "default": self.default, "columns": columns}
 
     @classmethod
-    def from_plain(cls, plain: dict[str, object]) -> StoredTable:
-        columns, protected = plain["columns"], plain["protected"]
-        assert isinstance(columns, dict) and isinstance(protected, list), "as to_plain writes it"
-        accepted, withheld = protected
-        read = {name: StoredColumn(one, frozenset(others)) for name, (one, others) in columns.items()}
-        return cls(accepted, withheld, read, str(plain["default"]))
+    def from_plain(cls, plain: object) -> StoredTable:
+        """Raises ``ValueError`` if ``to_plain`` does not write ``plain``."""
+        match plain:
+            case {
+                "protected": [bool(accepted), bool(withheld)],
+                "default": str(default),
+                "columns": dict(each),
+            }:
+                return cls(accepted, withheld, dict(map(_read_column, each.items())), default)
+        raise ValueError("this is no record of policies")
 
     def _changes(
         self, contract: TableContract
@@ -161,14 +184,11 @@ class StoredTable:
         }
 
 
-def tables_to_text(tables: Mapping[str, StoredTable]) -> str:
-    """Return one line of JSON, by full name of the table."""
-    plain = {name: each.to_plain() for name, each in tables.items()}
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
-
-
-def tables_from_text(text: str) -> dict[str, StoredTable]:
-    return {name: StoredTable.from_plain(each) for name, each in json.loads(text).items()}
+def _read_column(item: tuple[str, object]) -> tuple[str, StoredColumn]:
+    match item:
+        case (str(name), [str(accepted), list(withheld)]) if all(isinstance(each, str) for each in withheld):
+            return name, StoredColumn(accepted, frozenset(withheld))
+    raise ValueError("this is no record of policies")
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,11 @@ class SealedEvents:
                     found.add(window)
         return found
 
+    def windows_of_table(self, contract: TableContract) -> set[str]:
+        """Return the sealed windows with events of the table, accepted or in quarantine."""
+        names = (file.relative_to(self.home).as_posix() for file in self._files_of(contract))
+        return {self.files[name][1] for name in names}
+
     def windows_of(self, cells: Iterable[Holding]) -> list[str]:
         """Return the sealed windows that have some of ``cells``, sorted."""
         return sorted({self.files[each.path][1] for each in cells if each.path in self.files})

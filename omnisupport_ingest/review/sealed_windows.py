@@ -30,10 +30,17 @@ from omnisupport_ingest.layers.erasures import (
     refuse_lost,
 )
 from omnisupport_ingest.layers.events.rewriting import Rewriting, rewrite
+from omnisupport_ingest.layers.events.sealed_policies import SealedPolicies
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.subject_traces import contracts_with_events, subject_column_in_lake
+from omnisupport_ingest.read.sealed_events import SealedEvents
+from omnisupport_ingest.read.subject_traces import (
+    Traced,
+    contracts_with_events,
+    found_by_keys_alone,
+    subject_column_in_lake,
+)
 
 _IMAGES = ("before", "after")
 
@@ -72,6 +79,28 @@ def erase_in_sealed_windows(workspace: Workspace, source: str) -> None:
 
     if sealed:
         rewrite(workspace, source, sealed, behind, "erase")
+
+
+def tables_not_found(
+    workspace: Workspace, contract: TableContract, of_subject: Traced
+) -> list[TableContract]:
+    """Return the tables in which nobody can find the rows of the subject in sealed windows: these do not name
+    it as the source does, by the policy in force or by the one that made their values."""
+    sealed, source = SealedEvents.of(workspace, contract.source), contract.source
+    by_keys_alone = found_by_keys_alone(of_subject.contracts, contract.subject)
+    found = [each for each in by_keys_alone if sealed.has_events_of(each)]
+    judged = workspace.deduped(source).look() if sealed.windows else None
+    if judged is None:
+        return found
+    policies = SealedPolicies(workspace, source, RulesVersions(workspace, source))
+    for each in of_subject.contracts:
+        column = subject_column_in_lake(each, contract.subject)
+        if column is not None and any(
+            (state := judged.state(window)) is None or not policies.are_all_plain(state, each, column)
+            for window in sealed.windows_of_table(each)
+        ):
+            found.append(each)
+    return found
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from omnisupport_ingest.read.subject_traces import (
     Traced,
     cells_above_raw,
     cells_left_over,
-    found_by_keys_alone,
     key_ids_of_row,
     named_in_lake,
     of_nobody,
@@ -59,7 +58,7 @@ from omnisupport_ingest.review.certificate import (
     write_certificate,
 )
 from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
-from omnisupport_ingest.review.sealed_windows import erase_in_sealed_windows
+from omnisupport_ingest.review.sealed_windows import erase_in_sealed_windows, tables_not_found
 from omnisupport_ingest.storage import storage_of
 
 
@@ -97,13 +96,12 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
     withdrawn = withdrawn_personal(workspace, contract.source)
     of_subject = _traced(workspace, contract, key, subjects)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
-    sealed = SealedEvents.of(workspace, contract.source)
     remaining = _Remaining(
         cells,
         (),
         of_others(workspace, contract, of_subject, subjects),
         withdrawn,
-        not_found=_not_found(sealed, contract, of_subject),
+        not_found=tables_not_found(workspace, contract, of_subject),
     )
     remains, _ = _remains(workspace, contract, of_subject, remaining)
     return _erased(None, None, of_subject, remaining, remains)
@@ -154,7 +152,7 @@ def erase_subject(
     others = of_others(workspace, contract, of_subject, subjects)
     # Of the files that were written meanwhile.
     sealed = SealedEvents.of(workspace, contract.source)
-    not_found = _not_found(sealed, contract, of_subject)
+    not_found = tables_not_found(workspace, contract, of_subject)
     in_sealed = sealed.windows_of([*cells, *left_over])
     remaining = _Remaining(cells, waiting, others, withdrawn, left_over, in_sealed, not_found, len(swept))
     remains, in_versions = _remains(workspace, contract, of_subject, remaining)
@@ -350,12 +348,6 @@ def _names(workspace: Workspace, contract: TableContract) -> dict[str, ErasedNam
     }
 
 
-def _not_found(sealed: SealedEvents, contract: TableContract, of_subject: Traced) -> list[TableContract]:
-    """Return the tables in which nobody can find the rows of the subject in sealed windows."""
-    by_keys_alone = found_by_keys_alone(of_subject.contracts, contract.subject)
-    return [each for each in by_keys_alone if sealed.has_events_of(each)]
-
-
 def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[TableContract]:
     """Return the contracts of the tables that may hold rows of the subject."""
     return _of_subject(workspace.contracts.of_source(contract.source), contract, of_subject)
@@ -405,9 +397,9 @@ def _remains(
     remains.add(
         "tables whose sealed windows were not searched",
         [each.full_name for each in remaining.not_found],
-        "the lake does not have whom their rows name (pii changes the column, or its type is neither text "
-        "nor integer), and landing and raw have no images of sealed windows. What such rows hold can be read "
-        "as before, and no run changes it, so this certificate never becomes complete",
+        "the lake does not have whom their rows name (pii changes or changed the column, or its type is "
+        "neither text nor integer), and landing and raw have no images of sealed windows. What such rows "
+        "hold can be read as before, and no run changes it, so this certificate never becomes complete",
     )
     remains.add(
         "files that no table names",

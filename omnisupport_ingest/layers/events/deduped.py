@@ -195,13 +195,12 @@ class _Update(EventsUpdate[_Job]):
     def _refuse_other_policies(self, state: WindowState) -> None:
         """Raise ``PoliciesChanged`` if a sealed window does not have the policies of this run, which began by
         applying them."""
-        if SealedPolicies(self.run.workspace, self.run.source, self._versions).behind(state):
+        if SealedPolicies(self.run.workspace, self.run.source, self._versions).is_behind(state):
             raise PoliciesChanged(
                 f"A sealed window of {self.run.source} does not have the policies for personal data of the "
-                "contracts of this run: they have changed since it began, or the removal of the window from "
-                "raw is not finished.",
-                fix="Nothing was committed. Run again; if that fails too, finish the removal by "
-                "`omnisupport-ingest retention apply --yes`.",
+                "contracts of this run: they have changed since it began, or a file of the window is gone.",
+                fix="Nothing was committed. Run again; if that fails too, the log of the run names the "
+                "window of which a file is gone: restore that from a backup of the lake.",
             )
 
     def _with_kept(self, job: _Job, asked: RequestedWork | None) -> _Job:

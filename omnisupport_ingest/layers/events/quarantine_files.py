@@ -179,6 +179,12 @@ def withheld_of(files: Iterable[LakeFile], contract: TableContract) -> tuple[Lak
     return tuple(file for file in files if _may_have(file.uri, contract.table))
 
 
+def may_have_any(file: LakeFile, tables: Iterable[str]) -> bool:
+    """Whether the quarantine ``file`` may have events of one of ``tables`` (names at the source), by its
+    footer."""
+    return any(_may_have(file.uri, table) for table in tables)
+
+
 def _may_have(uri: str, table: str) -> bool:
     return any(span is None or span[0] <= table <= span[1] for span in _tables_in(uri))
 

@@ -28,7 +28,7 @@ from omnisupport_ingest.lake.staging import StagedFiles, stage_folders
 from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers.checkpoints import Identity
 from omnisupport_ingest.layers.events import quarantine
-from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles, named_by
+from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles, may_have_any, named_by
 from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand
@@ -44,12 +44,27 @@ class Rewriting:
 
     ``of_quarantine`` and ``of_accepted``: applied to the rows of its files in each table; None: these stay.
     ``versions``: versions that the window then has (None: as before). ``why``: reasons for its checkpoint.
+    ``tables``: only files that may have events of these are read (names at the source; None: all files).
+    ``made_with``: what else the new values depend on: files that a killed call has left are used again only
+    if this is the same.
     """
 
     of_quarantine: Emptied
     of_accepted: Emptied | None = None
     versions: tuple[str, ...] | None = None
     why: tuple[str, ...] = ()
+    tables: frozenset[str] | None = None
+    made_with: tuple[str, ...] = ()
+
+    def accepted_in(self, files: Iterable[LakeFile]) -> list[LakeFile]:
+        """Return those of the ``files`` of deduped events to read."""
+        tables = self.tables
+        return [each for each in files if tables is None or dict(each.partition)["source_table"] in tables]
+
+    def withheld_in(self, files: Iterable[LakeFile]) -> list[LakeFile]:
+        """Return those of the ``files`` of quarantine to read."""
+        tables = self.tables
+        return [each for each in files if tables is None or may_have_any(each, tables)]
 
 
 def rewrite(
@@ -78,8 +93,8 @@ def rewrite(
         with _draft(deduped) as accepted, _draft(quarantined) as withheld:
             old = {
                 window: (
-                    _written(accepted, judged.files(window), each.of_accepted),
-                    _written(withheld, files.of(window), each.of_quarantine),
+                    _written(accepted, each.accepted_in(judged.files(window)), each.of_accepted),
+                    _written(withheld, each.withheld_in(files.of(window)), each.of_quarantine),
                 )
                 for window, each in planned.items()
             }
@@ -89,7 +104,11 @@ def rewrite(
                 table=quarantine.LAYER,
                 window="",
                 inputs=["without values", *written],
-                versions=[version for each in planned.values() for version in each.versions or ()],
+                versions=[
+                    version
+                    for each in planned.values()
+                    for version in (*(each.versions or ()), *each.made_with)
+                ],
             )
             generation = dict.fromkeys(planned, judged.version + 1)
             staged = stage_folders(deduped, [str(accepted)], unit=unit, generation=generation)

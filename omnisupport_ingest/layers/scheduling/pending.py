@@ -320,7 +320,7 @@ class _Survey:
     def _behind_policies(self, window: str) -> frozenset[str]:
         """The tables whose policies for personal data a sealed window does not have yet."""
         state = self._layers.events[1].state(window)
-        if self._policies is None or state is None or window not in self._removed.finally_sealed:
+        if self._policies is None or state is None or window not in self._removed.sealed:
             return frozenset()
         return frozenset(each.name for each in self._policies.behind(state))
 
