@@ -95,9 +95,10 @@ def tables_not_found(
     policies = SealedPolicies(workspace, source, RulesVersions(workspace, source))
     for each in of_subject.contracts:
         column = subject_column_in_lake(each, contract.subject)
-        if column is not None and any(
-            (state := judged.state(window)) is None or not policies.are_all_plain(state, each, column)
-            for window in sealed.windows_of_table(each)
+        # A window without a state is never rewritten, so it stays pending whatever its values are.
+        states = map(judged.state, sealed.windows_of_table(each) if column is not None else ())
+        if column is not None and not all(
+            policies.are_all_plain(state, each, column) for state in states if state is not None
         ):
             found.append(each)
     return found
