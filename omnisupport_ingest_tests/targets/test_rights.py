@@ -71,7 +71,7 @@ def test_a_role_needs_the_right_to_make_temporary_tables(
         source.sql(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-SILENCE, PAUSE = 0.5, 4.0
+SILENCE, PAUSE = 2.0, 9.0
 """Seconds that a target may be silent, and that we let it wait for us: it is asked in between, twice."""
 
 
