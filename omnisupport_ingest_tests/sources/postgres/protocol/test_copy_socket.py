@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,19 +114,22 @@ def test_an_error_of_the_server_is_raised_as_psycopg2_does(
         assert cursor.fetchone() == (7,)
 
 
-@given(st.lists(st.one_of(ROWS, OTHERS), max_size=9), st.data())
+SHORT = st.sampled_from(
+    [frame(b"d", b"\n"), frame(b"d", b"Z\0\0\0\5\n"), frame(b"N", b"d\n\0"), frame(b"c", b"")]
+)
+
+
+@given(st.lists(SHORT, max_size=4), st.lists(SHORT, max_size=2), st.integers(0, 60))
 def test_the_rest_of_an_answer_is_over_when_its_last_frame_and_all_that_began_are_whole(
-    frames: list[bytes], drawn: st.DataObject
+    before: list[bytes], after: list[bytes], cut: int
 ) -> None:
-    frames = [each for each in frames if each != b"?"]
-    stream = b"".join(frames)
-    end = drawn.draw(st.integers(0, len(stream)))
-    cuts = sorted({0, end, *drawn.draw(st.lists(st.integers(0, end), max_size=5))})
-    rest = Rest()
-    for start, stop in pairwise(cuts):
-        rest.add(memoryview(stream)[start:stop])
-    whole = [each for each, ends in zip(frames, accumulate(map(len, frames)), strict=True) if ends <= end]
-    assert rest.over == (frame(b"Z", b"I") in whole and end == sum(map(len, whole)))
+    frames = [*before, frame(b"Z", b"I"), *after]
+    stream, ends = memoryview(b"".join(frames)), list(accumulate(map(len, frames)))
+    for end in range(len(stream) + 1):
+        rest = Rest()
+        rest.add(stream[: min(cut, end)])
+        rest.add(stream[min(cut, end) : end])
+        assert rest.over == (end in ends[len(before) :]), end
 
 
 @pytest.mark.parametrize("blocks", [1, 50])
