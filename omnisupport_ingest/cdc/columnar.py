@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc.life import Ending, Micros, PositionTuple
+from omnisupport_ingest.contracts.model import PositionRange
 
 EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -123,6 +124,24 @@ def below(column: pa.Array, last: PositionTuple | pa.Array) -> npt.NDArray[np.bo
     other = last if isinstance(last, tuple) else position_parts(last)
     in_epoch = (lsn < other[1]) | ((lsn == other[1]) & (ordinal < other[2]))
     found: npt.NDArray[np.bool_] = (epoch < other[0]) | ((epoch == other[0]) & in_epoch)
+    return found
+
+
+def within(
+    epochs: pa.ChunkedArray | pa.Array,
+    commit_lsns: pa.ChunkedArray | pa.Array,
+    ranges: Iterable[PositionRange],
+) -> npt.NDArray[np.bool_]:
+    """Return which events lie in one of ``ranges``, by epochs and commit LSNs; one without any does not."""
+    epoch, lsn = (
+        one_chunk(pc.fill_null(column, -1)).to_numpy(zero_copy_only=False) for column in (epochs, commit_lsns)
+    )
+    found = np.zeros(len(epoch), np.bool_)
+    for start, end in ranges:
+        here = (epoch > start[0]) | ((epoch == start[0]) & (lsn >= start[1]))
+        if end is not None:
+            here &= (epoch < end[0]) | ((epoch == end[0]) & (lsn < end[1]))
+        found |= here
     return found
 
 

@@ -27,6 +27,7 @@ from omnisupport_ingest.cdc.life import (
 )
 from omnisupport_ingest.cdc.row_fold import FoldedRows, LifeRows, groups_of, lives_of
 from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.contracts.model import PositionRange
 
 EXISTENCE = "*"
 """Named among the unresolved columns if a quarantined delete leaves open whether the row exists."""
@@ -52,8 +53,11 @@ def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds
     """Return what ``current_groups`` makes of ``table``, in one or more parts; the first may be empty.
 
     ``table``: at least one row, in one chunk, every column nullable. If no row needs merging, nothing is
-    copied.
+    copied. Rows that were folded from events with a former key are left out: windows that retention sealed
+    keep them.
     """
+    if table_columns.other_keys:
+        table = _of_this_key(table, table_columns.other_keys)
     plain, rest = _split(table, ends)
     as_they_are = table if len(plain) == len(table) else table.take(pa.array(plain, pa.int64()))
     standing = _plain_rows(as_they_are, table_columns)
@@ -69,6 +73,13 @@ def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds
             start += len(members)
         # Batches of one worker must have one schema, including the names inside lists and maps.
         yield lives.table().cast(standing.schema)
+
+
+def _of_this_key(table: pa.Table, other_keys: Sequence[PositionRange]) -> pa.Table:
+    # A life that a key change ended may have no event of its own.
+    at = columnar.one_chunk(pc.coalesce(table["_cdc_position"], table["_cdc_ended_at"]))
+    other = columnar.within(pc.struct_field(at, 0), pc.struct_field(at, 1), other_keys)
+    return table.filter(pa.array(~other)).combine_chunks()
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:

@@ -25,6 +25,7 @@ from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Ending, Life, Part, PositionTuple, just_below, merge
 from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
+from omnisupport_ingest.contracts.model import PositionRange
 
 KEY, ENDED, TRUNCATE, SNAPSHOT_END = "key", "ended", "truncate", "boundary"
 """Kinds of folded rows (``fold`` describes them)."""
@@ -45,11 +46,14 @@ class TableColumns:
         names: all columns, in the contract's order.
         key: the key's columns, in the key's order.
         defaults: by column that was added later, the text that older rows have in it.
+        other_keys: where events have another key. They are not of rows that this key names, so neither they
+            nor what was folded from them counts.
     """
 
     names: tuple[str, ...]
     key: tuple[str, ...]
     defaults: Defaults = ()
+    other_keys: tuple[PositionRange, ...] = ()
 
     @cached_property
     def non_key(self) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ Across windows ``current_rows`` detects it and leaves the column unresolved.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial, reduce
 from operator import and_
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -34,6 +35,7 @@ from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, fold_typed
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.model import PositionRange
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
 _ROWS_OF_ONE_PART = 20_000
@@ -53,6 +55,7 @@ def table_columns_of(contract: TableContract) -> TableColumns:
         tuple(column.name for column in contract.columns),
         tuple(contract.key),
         tuple((each.name, each.default.text) for each in contract.columns if each.default is not None),
+        contract.other_keys,
     )
 
 
@@ -67,7 +70,7 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     Returns:
         One row per group, schema ``folded_type(contract)``.
     """
-    grouped = by_group(to_fold(events), ["window", "key"], partitions)
+    grouped = by_group(to_fold(events, contract.other_keys), ["window", "key"], partitions)
     fold = partial(
         fold_typed,
         table_columns=table_columns_of(contract),
@@ -78,16 +81,20 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     return grouped.mapInArrow(fold, folded_type(contract))
 
 
-def to_fold(events: DataFrame) -> DataFrame:
+def to_fold(events: DataFrame, other_keys: Sequence[PositionRange] = ()) -> DataFrame:
     """Return the events that the fold uses, with the columns it needs (``EVENT_COLUMNS``).
 
     Each ``c`` of a key change is returned twice: under its own key, and under the old key with the operation
     ``OLD_KEY_ENDED``, so that the group of the old key knows where its life ended. Events whose key is
-    missing or has a NULL part are left out: they are in quarantine and belong to no row.
+    missing or has a NULL part are left out: they are in quarantine and belong to no row. So are those in
+    ``other_keys``, where events have a former key.
     """
     parts = F.from_json("key", "array<string>")
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken
+    for start, end in other_keys:
+        within = _from(start) if end is None else _from(start) & ~_from(end)
+        row_events = row_events & ~within
     folded = events.where(row_events | F.col("op").isin("t", "b"))
     known = without_voided(folded).select(*EVENT_COLUMNS)
     left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("withheld")).select(
@@ -99,6 +106,11 @@ def to_fold(events: DataFrame) -> DataFrame:
         )
     )
     return known.unionByName(left)
+
+
+def _from(start: tuple[int, int]) -> Column:
+    epoch, commit_lsn = start
+    return (F.col("epoch") > epoch) | ((F.col("epoch") == epoch) & (F.col("commit_lsn") >= commit_lsn))
 
 
 def without_voided(events: DataFrame) -> DataFrame:

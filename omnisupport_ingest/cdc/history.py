@@ -100,7 +100,7 @@ def history(
             the two halves of a key change. ``_cdc_unresolved`` is as in ``current.current_state``. A
             quarantined event begins a version too, in which the columns it carried are unresolved.
     """
-    known = to_fold(events)
+    known = to_fold(events, contract.other_keys)
     if keys is not None:
         chosen = known.join(F.broadcast(keys), F.col("key") == F.col("_cdc_key"), "left_semi")
         known = chosen.unionByName(known.where(F.col("key").isNull()))

@@ -101,7 +101,7 @@ class HistoryRules:
             events = events.filter(pc.equal(events["source_schema"], self.source_schema))
         if "withheld" not in events.column_names:
             events = events.append_column("withheld", pa.array(np.zeros(events.num_rows, np.bool_)))
-        known = events_to_fold(events)
+        known = events_to_fold(events, self.table_columns.other_keys)
         known = known.filter(pc.is_valid(known["key"])).combine_chunks()
         texts = key_columns(known["key"].to_pylist(), self.table_columns)
         types = {column.name: column.type for column in self.columns}

@@ -17,7 +17,7 @@ from omnisupport_ingest.cdc.event_fold import TableColumns, fold_groups
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.ordinary import ROW_OPS
 from omnisupport_ingest.cdc.typed_rows import typed_batches
-from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.contracts.model import Column, PositionRange
 
 EVENT_COLUMNS = (
     *("window", "key", "op", "epoch", "commit_lsn", "ordinal", "source_ts"),
@@ -46,17 +46,19 @@ def fold_typed(
     )
 
 
-def events_to_fold(events: pa.Table) -> pa.Table:
+def events_to_fold(events: pa.Table, other_keys: Sequence[PositionRange] = ()) -> pa.Table:
     """Return what ``fold.to_fold`` returns, for ``events`` (``EVENT_COLUMNS``); none of them may void a
     withheld one.
 
-    Images may be missing; further columns are kept.
+    Images may be missing; further columns are kept. ``other_keys``: where events have a former key.
     """
     key, op = columnar.one_chunk(events["key"]), columnar.one_chunk(events["op"])
     of_row = pc.and_(pc.is_in(op, _ROW_OPS), pc.is_valid(key)).to_numpy(zero_copy_only=False)
     doubtful = pc.fill_null(pc.match_substring(key, "null"), False).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(of_row & doubtful):
         of_row[row] = None not in json.loads(key[row].as_py())
+    if other_keys:
+        of_row &= ~columnar.within(events["epoch"], events["commit_lsn"], other_keys)
     folded = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
     known = events if folded.all() else events.filter(pa.array(folded))
     left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["withheld"]))

@@ -26,6 +26,7 @@ from omnisupport_ingest.contracts.decision_table import (
 )
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.erased_subjects import FILE, names_once_erased
+from omnisupport_ingest.contracts.landed_keys import by_landed_keys
 from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
 from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
@@ -147,7 +148,8 @@ def contracts_in_force(settings: Settings) -> Contracts:
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "contracts", chosen.contracts, "FOLDER")
-    contracts = load_contracts(chosen.contracts, partial(with_learned, _home_of(settings)))
+    home = _home_of(settings)
+    contracts = by_landed_keys(home, load_contracts(chosen.contracts, partial(with_learned, home)))
     if chosen.tables and not chosen.tables & _tables(contracts):
         named = ", ".join(sorted(chosen.tables)[:_NAMED])
         more = len(chosen.tables) - _NAMED

@@ -28,6 +28,7 @@ from omnisupport_ingest.contracts.in_force import (
     decisions_in_force,
     in_force,
 )
+from omnisupport_ingest.contracts.landed_keys import FILE as KEYS
 from omnisupport_ingest.contracts.learned import FOLDER as LEARNED
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.sources import sources_folder, sources_in_force
@@ -96,13 +97,14 @@ def usable(settings: Settings) -> Documents:
 
 def documents_stamp(settings: Settings) -> Stamp:
     """Return the stamp of contracts, sources and decision table of the home of ``settings``, of the record
-    that names them, and of the columns that contracts have learned."""
+    that names them, of the columns that contracts have learned, and of the keys in force."""
     chosen, home = in_force(settings), _home_of(settings)
     return stamp_of(
         (
             *chosen.contracts.glob("*.json"),
             *sources_folder(settings).glob("*.json"),
             *(home / LEARNED).glob("*.json"),
+            *(home / "landing").glob(f"*/{KEYS}"),
             chosen.decision_table,
             home / RECORD,
         )

@@ -15,6 +15,7 @@ from omnisupport_ingest.contracts.names import TableName, lake_name, spellings
 from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, PgType, spelling
 from omnisupport_ingest.contracts.quality import DEFAULT, NO_QUALITY, Policies, Quality
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.position import Lsn
 
 DEFAULT_ALLOWED_LATENESS = timedelta(hours=1)
 DEFAULT_MAX_LATENESS = timedelta(days=7)
@@ -166,6 +167,19 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyEra:
+    """Changes that commit at ``commit_lsn`` of ``epoch`` or later have the columns ``key`` as their key."""
+
+    key: tuple[str, ...]
+    epoch: int
+    commit_lsn: Lsn
+
+
+PositionRange = tuple[tuple[int, int], tuple[int, int] | None]
+"""Events from one epoch and commit LSN on to below another; None: without end."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
@@ -198,6 +212,9 @@ class TableContract:
         quality: rules of several columns, and what is expected of the table.
         subject: whose the personal values of a row are, and whether they land encrypted; None: nobody says,
             and they land plain.
+        next_key: the key of the contract's file, if the lake still shows the table by a former one
+            (``landed_keys``); empty if ``key`` is that of the file.
+        key_eras: which key events have from where on; empty if it never changed.
     """
 
     name: str
@@ -229,6 +246,24 @@ class TableContract:
     verdicts_by: str = ""
     quality: Quality = NO_QUALITY
     subject: Subject | None = None
+    next_key: tuple[str, ...] = ()
+    key_eras: tuple[KeyEra, ...] = ()
+
+    @property
+    def as_captured(self) -> TableContract:
+        """The same contract with the key of its file, by which changes are to land."""
+        return replace(self, key=self.next_key, next_key=()) if self.next_key else self
+
+    @property
+    def other_keys(self) -> tuple[PositionRange, ...]:
+        """Where events have another key than ``key``."""
+        starts = [(each.epoch, each.commit_lsn.value) for each in self.key_eras]
+        ends: list[tuple[int, int] | None] = [*starts[1:], None]
+        return tuple(
+            (start, end)
+            for era, start, end in zip(self.key_eras, starts, ends, strict=False)
+            if era.key != self.key
+        )
 
     @property
     def encrypted_subject(self) -> Subject | None:

@@ -143,8 +143,10 @@ def _of_table(
 ) -> _Judgement:
     """``again``: the command that has the table read; None if nothing has to, or can."""
     if change.kind == "key_changed":
-        asks = set(table.key) != set(contract.key)
-        return BREAKING, f"{contract.path}: x-cdc.key says {', '.join(contract.key)}", asks
+        key = contract.as_captured.key
+        if set(table.key) != set(key):
+            return BREAKING, f"{contract.path}: x-cdc.key says {', '.join(key)}", True
+        return BREAKING, again or "", bool(contract.next_key) and again is not None
     if change.kind == "table_renamed":
         asks = table.name != contract.full_name
         return BREAKING, f"rename it back, or write a contract for {table.name}", asks

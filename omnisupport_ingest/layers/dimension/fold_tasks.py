@@ -177,7 +177,8 @@ def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> 
         withheld = _of_table(withheld, numbers[len(accepted) :], contract, withheld=True)
         withheld = withheld.filter(pa.array(~voided(withheld, known)))
         known = pa.concat_tables([known, withheld]).combine_chunks()
-    return events_to_fold(known.select([name for name in known.column_names if name not in _APART.names]))
+    columns = [name for name in known.column_names if name not in _APART.names]
+    return events_to_fold(known.select(columns), contract.other_keys)
 
 
 def _of_table(

@@ -26,6 +26,11 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
+from omnisupport_ingest.sources.postgres.catalog.landed_key import (
+    begin_keys,
+    behind_their_snapshots,
+    other_landed_keys,
+)
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight_tables, require_ready
@@ -121,6 +126,7 @@ class AddedTables:
                 self._log_problem(name, error)
             else:
                 published.append(table)
+        begin_keys(self._store, self._epoch.record, published)
         # All at once, because ``_handed_over`` is added as soon as the stream has taken everything.
         self._captured.hand_over(published)
         self._handed_over = published
@@ -128,7 +134,8 @@ class AddedTables:
 
     def _contract(self, name: str) -> TableContract:
         contracts = self._contracts()
-        new = next((each for each in contracts.of_source(self._settings.source) if each.name == name), None)
+        tables = (each.as_captured for each in contracts.of_source(self._settings.source))
+        new = next((each for each in tables if each.name == name), None)
         if new is None:
             raise NotContracted(
                 f"{self._settings.source} has no contract of that name.",
@@ -146,11 +153,19 @@ class AddedTables:
         with closing(self._epoch.connect()) as connection:
             findings = added_table_findings(connection, self._store, self._settings, [table])
             require_ready(findings)
+            self._require_passed(table)
             self._epoch.schemas.require_covered(table)
             ensure_publication(connection, self._settings.publication, [table])
         for each in findings:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
+
+    def _require_passed(self, table: TableContract) -> None:
+        """Raise ``NotContracted`` if the key of ``table`` has changed and must wait for the stream."""
+        if other_landed_keys(self._store, [table]):
+            waiting = behind_their_snapshots(self._store, self._epoch.record, [table.name])
+            if table.name in waiting:
+                raise NotContracted(waiting[table.name], fix="Wait: it is looked at again by itself.")
 
     def _start_capturing(self, tables: Sequence[TableContract]) -> None:
         with closing(self._epoch.connect()) as connection:

@@ -48,6 +48,12 @@ from omnisupport_ingest.sources.postgres.capture.requests import (
     StopOrRestart,
 )
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
+from omnisupport_ingest.sources.postgres.catalog.landed_key import (
+    begin_keys,
+    behind_their_snapshots,
+    other_landed_keys,
+    settle_keys,
+)
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables, recorded_tables
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
@@ -346,6 +352,8 @@ class Capture:
             return self._prepare_once(session)
         # Before the first event of this run: from here on the changes of these tables name no row.
         self._faults.park_without_contract(epoch, self._published(epoch), self._contracted)
+        settle_keys(self._store, epoch, self._contracted)
+        begin_keys(self._store, epoch, chosen.ready)
         ParkedTables(self._store.folder, epoch.number).take_back([each.name for each in chosen.ready])
         self._faults.log_left_out(epoch, self._captured, chosen.findings, chosen.wrong)
         return epoch
@@ -380,6 +388,8 @@ class Capture:
             with suppress(SourceRefused):  # As above.
                 blocked = self._blocked_by_schema(epoch, session.connection, wanted, requested)
             findings = followed_anyway(findings, self._changed_while_captured(epoch, requested))
+            other_keys = other_landed_keys(self._store, wanted).keys()
+            blocked |= behind_their_snapshots(self._store, epoch, other_keys & requested)
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         others = tuple(each for each in self._contracted if each not in ready)
@@ -498,7 +508,9 @@ class Capture:
     def _contracts_now(self) -> Contracts:
         """Read the contracts again. Their values are encrypted from now on, so before a table is added."""
         contracts = self._contracts_again()
-        self._reread_contracts = contracts.of_source(self._settings.source)
+        self._reread_contracts = tuple(
+            each.as_captured for each in contracts.of_source(self._settings.source)
+        )
         return contracts
 
     def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:

@@ -79,6 +79,7 @@ def next_contract(
     renamed = renamed_from(given, changes)
     draft.follow_names(changes)
     draft.keep_covered(given, renamed)
+    draft.follow_key(changes)
     draft.drop()
     renamed_values = {each.column for each in changes if each.kind == "enum_values_changed"}
     for name in list(draft.properties):
@@ -118,7 +119,7 @@ class _Draft:
 
     def __init__(self, document: dict[str, Any], schema: LiveSchema, again: str | None) -> None:
         self.document, self._schema = document, schema
-        self._read_it = f": read the table ({again})" if again else ""
+        self._again, self._read_it = again, f": read the table ({again})" if again else ""
         self._quality = NextQuality(document["x-cdc"])
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []
@@ -142,13 +143,8 @@ class _Draft:
                 continue
             if old not in self.properties or new in self.properties or self._live(old) is not None:
                 continue
-            if old in self.policy["key"]:
-                self.for_a_person.append(
-                    f"The key column {old} is called {new} now. The key of a captured table cannot be "
-                    "changed in its contract: rename the column back, or give the table a home of its own."
-                )
-                continue
             names = {old: new}
+            self.policy["key"] = [names.get(each, each) for each in self.policy["key"]]
             self.document["properties"] = {
                 names.get(each, each): line for each, line in self.properties.items()
             }
@@ -169,6 +165,46 @@ class _Draft:
                 f"events from before the change carry {old}; rows that were not written since have {new} "
                 "only after a read of the table",
             )  # fmt: skip
+
+    def follow_key(self, changes: Sequence[SchemaChange]) -> None:
+        """Give the contract the key that the table has been given at the source."""
+        key, former = self._schema.seen.key, self.policy["key"]
+        changed = any(each.kind == "key_changed" for each in changes)
+        if not changed or not key or set(key) == set(former) or self._again is None:
+            return
+        self.add(key)
+        hidden = [name for name in key if self._policy_of(name) != KEEP]
+        unnamed = [name for name in key if name not in self.properties]
+        if hidden or unnamed:
+            why = "has a policy for personal data" if hidden else "is in no contract"
+            self.for_a_person.append(
+                f"The table's key is {', '.join(key)} now, and {(hidden or unnamed)[0]} {why}: a key column "
+                "must be readable. Write x-cdc.key yourself."
+            )
+            return
+        for name in key:
+            if name not in self.document["required"]:
+                self._require(name)
+        self.policy["key"] = list(key)
+        self._step(
+            BREAKING, "x-cdc.key", f"the key is {', '.join(key)}, was {', '.join(former)}",
+            "dimension and history begin anew when the table has been read by it, and show it by the former "
+            f"key until then{self._read_it}",
+        )  # fmt: skip
+
+    def _policy_of(self, name: str) -> str:
+        policy: str = self.policy.get("pii", {}).get(name, {}).get("policy", KEEP)
+        return policy
+
+    def _require(self, name: str) -> None:
+        """Let the column have no NULL any more."""
+        line = self.properties[name]
+        self.document["required"] = [*self.document["required"], name]
+        types = [line["type"]] if isinstance(line["type"], str) else line["type"]
+        types = [each for each in types if each != "null"]
+        line["type"] = types[0] if len(types) == 1 else types
+        if "enum" in line:
+            line["enum"] = [each for each in line["enum"] if each is not None]
 
     def drop(self) -> None:
         """Remove columns that the table no longer has."""
@@ -446,8 +482,8 @@ class _Draft:
         key = self._schema.seen.key
         if key and set(key) != set(self.policy["key"]):
             self.for_a_person.append(
-                f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. The "
-                "key of a captured table cannot be changed in its contract; a home of its own takes it in."
+                f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. If "
+                f"the contract is to follow, write its x-cdc.key{self._read_it}."
             )
         for change in changes:
             if change.kind == "table_renamed" and change.after == self._schema.seen.name:

@@ -12,13 +12,11 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
-from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.landed_key import other_landed_keys
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
@@ -39,36 +37,18 @@ from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotReques
 
 
 def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """Return a finding for each table whose contract and landed events differ in key columns or their order.
+    """Return a finding for each table whose contract and landed events differ in key columns or their order,
+    unless a snapshot of it is requested, with which the contract's key begins.
 
     An event contains only the values of its key. Read with another key, they would belong to other rows.
     """
-    landed: dict[TableName, tuple[str, ...]] = {}
-    for batch in _describing_batches(store):
-        for relation in batch.relations:
-            if relation.key_columns:
-                landed.setdefault((relation.schema, relation.table), relation.key_columns)
+    requested = SnapshotRequests(store.folder).whole_tables()
+    landed = other_landed_keys(store, tables)
     return tuple(
-        _other_key(table, landed[table.schema, table.table])
-        for table in tables
-        if landed.get(table.table_name, table.key) != table.key
+        _other_key(each, landed[each.name])
+        for each in tables
+        if each.name in landed and each.name not in requested
     )
-
-
-def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
-    """Yield batches that describe tables, newest first: the last batch of the stream, then the first chunk of
-    each finished snapshot."""
-    epoch = store.current_epoch()
-    last = store.last_stream_until(epoch.number) if epoch is not None else None
-    if last is not None:
-        yield last
-    chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
-    for end_id in reversed([name for name in chunks if name.endswith("-boundary")]):
-        end = store.read(end_id)
-        if end.chunk is not None:
-            first = chunk_batch_id(end.epoch, end.chunk.snapshot_id, end.chunk.table, 0, 1)
-            if store.exists(first):
-                yield store.read(first)
 
 
 def _other_key(table: TableContract, landed: tuple[str, ...]) -> Finding:
@@ -76,8 +56,9 @@ def _other_key(table: TableContract, landed: tuple[str, ...]) -> Finding:
         "landed_key",
         f"The contract {table.path} gives {table.full_name} the key ({', '.join(table.key)}), and what has "
         f"landed of it has the key ({', '.join(landed)}).",
-        f"Give the contract the key ({', '.join(landed)}) again. To capture the table under another key, "
-        "begin with a home of its own (OMNISUPPORT_HOME): the events that have landed do not carry it.",
+        "If the contract is right, have the table read by its new key: omnisupport-ingest source snapshot "
+        f'{table.name} --reason "another key". Dimension and history show it by the former key until then, '
+        f"and begin anew with that read. Else give the contract the key ({', '.join(landed)}) again.",
         table=table.name,
     )
 
@@ -126,8 +107,9 @@ NO_PROOF = {"standby", "replication_right", "replication_connection", "server_ve
 
 
 def contracted_tables(contracts: Contracts, source: str) -> tuple[TableContract, ...]:
-    """Return the contracts of ``source``. Raises ``IngestError`` if there are none."""
-    tables = contracts.of_source(source)
+    """Return the contracts of ``source``, with the keys of their files. Raises ``IngestError`` if there are
+    none."""
+    tables = tuple(each.as_captured for each in contracts.of_source(source))
     if not tables:
         known = ", ".join(contracts.sources()) or "none"
         raise IngestError(

@@ -26,6 +26,7 @@ from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, Snap
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.landed_key import settle_keys
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
@@ -147,6 +148,7 @@ class ParallelReading:
                 scope=plan.scope,
             )
             batch = writer.seal(chunk=span)
+        settle_keys(context.store, self._epoch.record, [table])
         with self._lock:
             self._high = max(self._high, high)
         self._epoch.landed(batch)

@@ -277,6 +277,15 @@ LEFT_OUT = {
         repairs=["ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id)"],
         late=True,
     ),
+    "wider_key": Case(
+        ["ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (id, n)"],
+        ["INSERT INTO {t} VALUES (4, 'four', 40, 'ok'), (4, 'four, too', 41, 'ok')"],
+        [("column_not_null", "none", False), ("key_changed", "breaking", True)],
+        [("x-cdc.key", "breaking")],
+        read_again=True,
+        # Nothing that landed with the former key is of a row that this one names.
+        versions=[(row, n, "r", None) for row, n in ((1, 10), (2, 20), (3, 30), (4, 40), (4, 41))],
+    ),
     "other_name": Case(
         ["ALTER TABLE {t} RENAME TO elsewhere"],
         ["INSERT INTO elsewhere VALUES (4, 'four', 40, 'ok')"],
@@ -385,11 +394,11 @@ class Desk:
         contract = self.contract(name)
         table = self.workspace.history(contract) if past else self.workspace.dimension(contract)
         found = table.open().read(self._spark, table.open().all_files())
-        order = ["id", "_cdc_valid_from_position"] if past else ["id"]
+        order = ["id", "n", "_cdc_valid_from_position"] if past else ["id", "n"]
         return [each.asDict(recursive=True) for each in found.orderBy(*order).collect()]
 
     def at_source(self, name: str) -> list[dict[str, Any]]:
-        return [row for (row,) in self.source.query(f"SELECT row_to_json(t) FROM {name} t ORDER BY id")]
+        return [row for (row,) in self.source.query(f"SELECT row_to_json(t) FROM {name} t ORDER BY id, n")]
 
     def current(self, name: str) -> list[dict[str, Any]]:
         """The rows that live, with the columns of the contract."""

@@ -1,0 +1,121 @@
+"""The key with which the changes of a table have landed, and the change to another key.
+
+An event has the values of its key alone, so what has landed names its rows by the key that it landed with. A
+contract with another key takes effect in three steps. The table is left out: its changes land without a key.
+A person has it read again, and capture notes that the new key begins here (``begin_keys``). When the snapshot
+end has landed, the new key comes into force (``settle_keys``), and nothing with the former one counts any
+more (``contracts.landed_keys``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
+from omnisupport_ingest.contracts.model import KeyEra, TableContract
+from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+
+Keys = Mapping[str, tuple[str, ...]]
+"""Contract name → key columns."""
+
+
+def other_landed_keys(store: LandingStore, tables: Sequence[TableContract]) -> dict[str, tuple[str, ...]]:
+    """Return, by contract name, the key with which each table landed last, if its contract has another one.
+
+    The order of the columns counts. A key column that was only renamed at the source is the same column.
+    """
+    recorded, landed = LandedKeys(store.folder).all(), _landed_keys(store)
+    found: dict[str, tuple[str, ...]] = {}
+    for each in tables:
+        keys = recorded.get(each.full_name)
+        former = keys.newest if keys is not None else landed.get(each.table_name, each.key)
+        if each.key not in (former, _renamed(store, each.name, former)):
+            found[each.name] = former
+    return found
+
+
+def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableContract]) -> None:
+    """Note that changes of ``tables`` land with their contracts' keys from the end of the stream on.
+
+    None of their changes may have landed with a key since they were left out, and every snapshot of them must
+    be below the end (``behind_their_snapshots``).
+    """
+    tables = tuple(tables)
+    others = other_landed_keys(store, tables)
+    for each in tables:
+        if each.name in others:
+            era = KeyEra(each.key, epoch.number, end_of_chain(store, epoch).end)
+            LandedKeys(store.folder).begin(each.full_name, others[each.name], era)
+
+
+def behind_their_snapshots(store: LandingStore, epoch: EpochRecord, names: Collection[str]) -> dict[str, str]:
+    """Return why tables called ``names`` cannot take another key yet, by name: the stream has not passed all
+    rows that a snapshot of them read in ``epoch`` with the former key."""
+    plans = [each for each in SnapshotPlans(store.folder).all(epoch.number) if each.table in names]
+    if not plans:
+        return {}
+    end, waiting = end_of_chain(store, epoch).end, dict[str, str]()
+    ids = {each.snapshot_id for each in plans}
+    for batch_id in store.batch_ids(chunk_prefix(epoch.number)):
+        chunk = store.read(batch_id).chunk if any(each in batch_id for each in ids) else None
+        if chunk is not None and chunk.table in names and chunk.high >= end:
+            waiting[chunk.table] = (
+                f"Its key has changed. It is read by the new one as soon as the stream, which is at {end}, "
+                f"has passed what was read of it with the former key ({chunk.high})."
+            )
+    return waiting
+
+
+def settle_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableContract]) -> None:
+    """Put the newest key of each table in force whose snapshot by it has ended."""
+    keys = LandedKeys(store.folder)
+    pending = {name: each for name, each in keys.all().items() if each.in_force != each.newest}
+    names = {each.name: each.full_name for each in tables if each.full_name in pending}
+    if not names:
+        return
+    for plan in SnapshotPlans(store.folder).all(epoch.number):
+        if plan.table not in names or plan.scope is not None or not store.exists(plan.boundary_id):
+            continue
+        era, end = pending[names[plan.table]].eras[-1], store.read(plan.boundary_id).chunk
+        if end is not None and (plan.epoch, end.low.value) >= (era.epoch, era.commit_lsn.value):
+            keys.put_in_force(names[plan.table])
+
+
+def _landed_keys(store: LandingStore) -> dict[TableName, tuple[str, ...]]:
+    landed: dict[TableName, tuple[str, ...]] = {}
+    for batch in _describing_batches(store):
+        for relation in batch.relations:
+            if relation.key_columns:
+                landed.setdefault((relation.schema, relation.table), relation.key_columns)
+    return landed
+
+
+def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
+    """Yield batches that describe tables, newest first: the last batch of the stream, then the first chunk of
+    each finished snapshot."""
+    epoch = store.current_epoch()
+    last = store.last_stream_until(epoch.number) if epoch is not None else None
+    if last is not None:
+        yield last
+    chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
+    for end_id in reversed([name for name in chunks if name.endswith("-boundary")]):
+        end = store.read(end_id)
+        if end.chunk is not None:
+            first = chunk_batch_id(end.epoch, end.chunk.snapshot_id, end.chunk.table, 0, 1)
+            if store.exists(first):
+                yield store.read(first)
+
+
+def _renamed(store: LandingStore, table: str, key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``key`` with the names that its columns have now at the source."""
+    for each in SchemaChanges(store.folder).read().changes:
+        if (each.table, each.kind) == (table, "column_renamed") and each.before in key and each.after:
+            key = tuple(each.after if name == each.before else name for name in key)
+    return key
