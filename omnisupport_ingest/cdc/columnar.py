@@ -127,22 +127,12 @@ def below(column: pa.Array, last: PositionTuple | pa.Array) -> npt.NDArray[np.bo
     return found
 
 
-def within(
-    epochs: pa.ChunkedArray | pa.Array,
-    commit_lsns: pa.ChunkedArray | pa.Array,
-    ranges: Iterable[PositionRange],
-) -> npt.NDArray[np.bool_]:
-    """Return which events lie in one of ``ranges``, by epochs and commit LSNs; one without any does not."""
-    epoch, lsn = (
-        one_chunk(pc.fill_null(column, -1)).to_numpy(zero_copy_only=False) for column in (epochs, commit_lsns)
-    )
-    found = np.zeros(len(epoch), np.bool_)
+def within(column: pa.Array, ranges: Iterable[PositionRange]) -> npt.NDArray[np.bool_]:
+    """Return which positions of ``column`` lie in one of ``ranges``; a null lies in none."""
+    found = np.zeros(len(column), np.bool_)
     for start, end in ranges:
-        here = (epoch > start[0]) | ((epoch == start[0]) & (lsn >= start[1]))
-        if end is not None:
-            here &= (epoch < end[0]) | ((epoch == end[0]) & (lsn < end[1]))
-        found |= here
-    return found
+        found |= ~below(column, start) & (below(column, end) if end is not None else True)
+    return found & column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def mask(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:

@@ -78,8 +78,7 @@ def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds
 def _of_this_key(table: pa.Table, other_keys: Sequence[PositionRange]) -> pa.Table:
     # A life that a key change ended may have no event of its own.
     at = columnar.one_chunk(pc.coalesce(table["_cdc_position"], table["_cdc_ended_at"]))
-    other = columnar.within(pc.struct_field(at, 0), pc.struct_field(at, 1), other_keys)
-    return table.filter(pa.array(~other)).combine_chunks()
+    return table.filter(pa.array(~columnar.within(at, other_keys))).combine_chunks()
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:

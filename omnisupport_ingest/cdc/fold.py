@@ -31,6 +31,7 @@ from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.event_fold import TableColumns
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type, row_hash
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
+from omnisupport_ingest.cdc.life import PositionTuple
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, fold_typed
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
@@ -108,9 +109,10 @@ def to_fold(events: DataFrame, other_keys: Sequence[PositionRange] = ()) -> Data
     return known.unionByName(left)
 
 
-def _from(start: tuple[int, int]) -> Column:
-    epoch, commit_lsn = start
-    return (F.col("epoch") > epoch) | ((F.col("epoch") == epoch) & (F.col("commit_lsn") >= commit_lsn))
+def _from(start: PositionTuple) -> Column:
+    epoch, lsn, ordinal = start
+    of_lsn = (F.col("commit_lsn") > lsn) | ((F.col("commit_lsn") == lsn) & (F.col("ordinal") >= ordinal))
+    return (F.col("epoch") > epoch) | ((F.col("epoch") == epoch) & of_lsn)
 
 
 def without_voided(events: DataFrame) -> DataFrame:

@@ -58,7 +58,8 @@ def events_to_fold(events: pa.Table, other_keys: Sequence[PositionRange] = ()) -
     for row in np.flatnonzero(of_row & doubtful):
         of_row[row] = None not in json.loads(key[row].as_py())
     if other_keys:
-        of_row &= ~columnar.within(events["epoch"], events["commit_lsn"], other_keys)
+        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
+        of_row &= ~columnar.within(at, other_keys)
     folded = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
     known = events if folded.all() else events.filter(pa.array(folded))
     left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["withheld"]))

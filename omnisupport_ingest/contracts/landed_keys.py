@@ -86,7 +86,7 @@ class LandedKeys:
         """
 
         def begun(mine: KeysOfTable | None) -> KeysOfTable:
-            mine = mine or KeysOfTable((KeyEra(former, 0, Lsn(0)),), former)
+            mine = mine or KeysOfTable((KeyEra(former, 0, Lsn(0), 0),), former)
             return mine if mine.newest == era.key else replace(mine, eras=(*mine.eras, era))
 
         self._change(table, begun)

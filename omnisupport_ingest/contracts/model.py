@@ -168,15 +168,16 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class KeyEra:
-    """Changes that commit at ``commit_lsn`` of ``epoch`` or later have the columns ``key`` as their key."""
+    """Events at this position or above have the columns ``key`` as their key."""
 
     key: tuple[str, ...]
     epoch: int
     commit_lsn: Lsn
+    ordinal: int
 
 
-PositionRange = tuple[tuple[int, int], tuple[int, int] | None]
-"""Events from one epoch and commit LSN on to below another; None: without end."""
+PositionRange = tuple[tuple[int, int, int], tuple[int, int, int] | None]
+"""Events from one position (epoch, commit LSN, ordinal) on to below another; None: without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +256,16 @@ class TableContract:
         return replace(self, key=self.next_key, next_key=()) if self.next_key else self
 
     @property
+    def key_since(self) -> KeyEra | None:
+        """Where events with ``key`` begin; None: at the first event of the table."""
+        first = next((each for each in self.key_eras if each.key == self.key), None)
+        return None if first is None or first == self.key_eras[0] else first
+
+    @property
     def other_keys(self) -> tuple[PositionRange, ...]:
         """Where events have another key than ``key``."""
-        starts = [(each.epoch, each.commit_lsn.value) for each in self.key_eras]
-        ends: list[tuple[int, int] | None] = [*starts[1:], None]
+        starts = [(each.epoch, each.commit_lsn.value, each.ordinal) for each in self.key_eras]
+        ends: list[tuple[int, int, int] | None] = [*starts[1:], None]
         return tuple(
             (start, end)
             for era, start, end in zip(self.key_eras, starts, ends, strict=False)

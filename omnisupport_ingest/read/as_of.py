@@ -175,6 +175,7 @@ def _refuse_incomplete(
 ) -> None:
     if not landed.captured:
         return
+    _refuse_former_keys(contracts, position)
     batches = landed.around_snapshots(position.epoch)
     lost = LostChanges(workspace.landing(source).folder, position.epoch).all()
     faults = [
@@ -197,6 +198,19 @@ def _refuse_incomplete(
             fix=f"Ask for {max(starts)} or later, or for a later time.",
         )
     raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in faults)))
+
+
+def _refuse_former_keys(contracts: Sequence[TableContract], position: Position) -> None:
+    """Refuse a position at which a table had another key than its contract has now."""
+    for contract in contracts:
+        since = contract.key_since
+        if since is not None and (position.epoch, position.commit_lsn) < (since.epoch, since.commit_lsn):
+            raise TableIncomplete(
+                f"Below {since.commit_lsn} in epoch {since.epoch}, {contract.name} had another key than "
+                f"({', '.join(contract.key)}): its events there name their rows differently.",
+                fix=f"Ask for {since.commit_lsn} or later, or for a later time. What came before is in "
+                "deduped_events and raw_cdc_staging.",
+            )
 
 
 def _below_which(

@@ -26,6 +26,7 @@ from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.late_images import IMAGES, ROW
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.table_ends import TableEnds, table_ends_in
+from omnisupport_ingest.contracts.model import PositionRange
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
 
@@ -71,10 +72,11 @@ class Table:
     key: tuple[str, ...]
     types: Mapping[str, str]
     defaults: tuple[tuple[str, str | None], ...] = ()
+    other_keys: tuple[PositionRange, ...] = ()
 
     @property
     def shape(self) -> TableColumns:
-        return TableColumns(tuple(self.types), self.key, self.defaults)
+        return TableColumns(tuple(self.types), self.key, self.defaults, self.other_keys)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,6 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
-from omnisupport_ingest.sources.postgres.catalog.landed_key import (
-    begin_keys,
-    behind_their_snapshots,
-    other_landed_keys,
-)
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight_tables, require_ready
@@ -39,6 +34,11 @@ from omnisupport_ingest.sources.postgres.preflight.shared_database import shared
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource
+from omnisupport_ingest.sources.postgres.snapshot.landed_key import (
+    begin_keys,
+    behind_their_snapshots,
+    other_landed_keys,
+)
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables

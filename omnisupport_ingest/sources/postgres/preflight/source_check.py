@@ -16,7 +16,6 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.catalog.landed_key import other_landed_keys
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
@@ -33,6 +32,7 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import (
     end_of_chain,
     expected_slot,
 )
+from omnisupport_ingest.sources.postgres.snapshot.landed_key import other_landed_keys
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
 

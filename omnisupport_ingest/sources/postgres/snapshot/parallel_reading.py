@@ -26,7 +26,6 @@ from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, Snap
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.landed_key import settle_keys
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
@@ -35,6 +34,7 @@ from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     Stopped,
     StreamMoment,
 )
+from omnisupport_ingest.sources.postgres.snapshot.landed_key import settle_keys
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _CHECK_SECONDS = 0.1

@@ -1,13 +1,16 @@
-"""A contract that gives a table another key than what has landed bears is refused before anything lands."""
+"""A contract that gives a table another key than what has landed: the table waits until it is read by it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("tenant", "id", "v")
@@ -41,9 +44,11 @@ def test_another_key_than_what_has_landed_is_refused_and_the_old_one_goes_on(
             begin()
         assert f"the key ({', '.join(key)})" in str(refused.value)
         assert "has the key (tenant, id)" in str(refused.value)
+        assert "omnisupport-ingest source snapshot tickets" in refused.value.fix
     found = check_source(tickets.dsn, tickets.settings, tickets.home, tickets.tables)
     assert found[0].check == "landed_key"
     assert tickets.store.batch_ids() == landed and len(tickets.store.epochs()) == 1
+    assert LandedKeys(tickets.store.folder).all() == {}
     tickets.tables[0] = before
     tickets.catch_up()
     of_source = {
@@ -51,3 +56,31 @@ def test_another_key_than_what_has_landed_is_refused_and_the_old_one_goes_on(
     }
     in_lake = {key: row["v"] for key, row in folded(tickets.events(), "tickets").items()}
     assert in_lake == of_source
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "and back"])
+def test_with_a_requested_snapshot_the_table_lands_by_its_new_key_and_the_key_comes_into_force(
+    tickets: SourceUnderTest, times: int
+) -> None:
+    former, new = ("tenant", "id"), ("id", "tenant")
+    tickets.sql("ALTER TABLE tickets ADD UNIQUE (id, tenant)")
+    for key in (new, former)[:times]:
+        # Changes that the stream has yet to bring land with the key of the contract they are read by.
+        tickets.sql("UPDATE tickets SET v = 'later' WHERE id = 5", "DELETE FROM tickets WHERE id = 6")
+        tickets.tables[0] = replace(tickets.tables[0], key=key)
+        SnapshotRequests(tickets.store.folder).write("tickets", "another key")
+        tickets.catch_up()
+        tickets.wait_for_free_slot()
+    keys = LandedKeys(tickets.store.folder).all()["public.tickets"]
+    assert [each.key for each in keys.eras] == [former, new, former][: times + 1]
+    assert keys.in_force == tickets.tables[0].key
+    changed = replace(tickets.tables[0], key_eras=keys.eras)
+    starts = [(each.epoch, each.commit_lsn.value, each.ordinal) for each in keys.eras]
+    for event in tickets.events("c", "u", "d", "r"):
+        at = event.epoch, event.commit_lsn, event.ordinal
+        era = sum(at >= start for start in starts) - 1
+        assert event.key is not None and event.key.count(",") == 1
+        if event.after is not None:
+            row = json.loads(event.after)
+            assert json.loads(event.key) == [row[name] for name in keys.eras[era].key]
+    assert len(changed.other_keys) == 1

@@ -21,6 +21,7 @@ from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
+from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import Ordinals
 
 Keys = Mapping[str, tuple[str, ...]]
 """Contract name → key columns."""
@@ -51,7 +52,9 @@ def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableCo
     others = other_landed_keys(store, tables)
     for each in tables:
         if each.name in others:
-            era = KeyEra(each.key, epoch.number, end_of_chain(store, epoch).end)
+            # Rows of an earlier snapshot may have been read at this very LSN.
+            ordinal = Ordinals(store, epoch.number).take()
+            era = KeyEra(each.key, epoch.number, end_of_chain(store, epoch).end, ordinal)
             LandedKeys(store.folder).begin(each.full_name, others[each.name], era)
 
 
@@ -65,7 +68,7 @@ def behind_their_snapshots(store: LandingStore, epoch: EpochRecord, names: Colle
     ids = {each.snapshot_id for each in plans}
     for batch_id in store.batch_ids(chunk_prefix(epoch.number)):
         chunk = store.read(batch_id).chunk if any(each in batch_id for each in ids) else None
-        if chunk is not None and chunk.table in names and chunk.high >= end:
+        if chunk is not None and chunk.table in names and chunk.high > end:
             waiting[chunk.table] = (
                 f"Its key has changed. It is read by the new one as soon as the stream, which is at {end}, "
                 f"has passed what was read of it with the former key ({chunk.high})."
@@ -84,7 +87,8 @@ def settle_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableC
         if plan.table not in names or plan.scope is not None or not store.exists(plan.boundary_id):
             continue
         era, end = pending[names[plan.table]].eras[-1], store.read(plan.boundary_id).chunk
-        if end is not None and (plan.epoch, end.low.value) >= (era.epoch, era.commit_lsn.value):
+        at = (plan.epoch, end.low, plan.boundary_ordinal) if end is not None else None
+        if at is not None and at >= (era.epoch, era.commit_lsn, era.ordinal):
             keys.put_in_force(names[plan.table])
 
 
