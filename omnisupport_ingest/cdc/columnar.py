@@ -132,7 +132,8 @@ def within(column: pa.Array, ranges: Iterable[PositionRange]) -> npt.NDArray[np.
     found = np.zeros(len(column), np.bool_)
     for start, end in ranges:
         found |= ~below(column, start) & (below(column, end) if end is not None else True)
-    return found & column.is_valid().to_numpy(zero_copy_only=False)
+    found &= column.is_valid().to_numpy(zero_copy_only=False)
+    return found
 
 
 def mask(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:

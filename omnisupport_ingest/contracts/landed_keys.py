@@ -1,19 +1,18 @@
-"""The keys that landed events of a table have, if the key of its contract has been changed.
+"""The keys that landed events of a table have, whatever the key of its contract is by now.
 
 An event lands with the values of its table's key, so events from before a change of the key name their rows
-differently from those after it. The record says for each such table where which key begins (``KeyEra``), and
-which key is in force. The fold leaves out events that have another key than that (``other_keys``).
+differently from those after it. The record says for each table where which key begins (``KeyEra``), and which
+key is in force. The fold leaves out events that have another key than that (``other_keys``).
 
 The new key comes into force when the table has been read by it. Until then the lake shows the table by the
 former key; nothing with the new one counts. From then on nothing with the former one does.
 
-Only capture writes the record, which lies beside the landed batches. A table whose key never changed has no
-entry.
+Only capture writes the record, which lies beside the landed batches. Sources of other kinds have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -46,10 +45,29 @@ class KeysOfTable:
     eras: tuple[KeyEra, ...]
     in_force: tuple[str, ...]
 
+    @classmethod
+    def first(cls, key: tuple[str, ...]) -> KeysOfTable:
+        """The keys of a table whose events all have ``key``."""
+        return cls((KeyEra(key, 0, Lsn(0), 0),), key)
+
     @property
     def newest(self) -> tuple[str, ...]:
         """The key with which its changes land now."""
         return self.eras[-1].key
+
+    @property
+    def settled(self) -> KeysOfTable:
+        """The same with the newest key in force."""
+        return replace(self, in_force=self.newest)
+
+    def begin(self, era: KeyEra) -> KeysOfTable:
+        """Return the same with ``era`` as the newest; the key in force stays."""
+        return replace(self, eras=(*self.eras, era))
+
+    def renamed(self, key: tuple[str, ...]) -> KeysOfTable:
+        """Return the same where the columns of the newest key are called ``key`` now."""
+        in_force = key if self.in_force == self.newest else self.in_force
+        return KeysOfTable((*self.eras[:-1], replace(self.eras[-1], key=key)), in_force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +85,11 @@ class LandedKeys:
         self._path = folder / FILE
 
     def of(self, table: str) -> KeysOfTable | None:
-        """Return the keys of ``table`` (its full name); None if its key has never changed."""
+        """Return the keys of ``table`` (its full name); None if nothing is recorded of it."""
         return self.all().get(table)
 
     def all(self) -> dict[str, KeysOfTable]:
-        """Return the keys of every table whose key has changed. Raises ``LandedKeysUnreadable``."""
+        """Return the keys of every table, by full name. Raises ``LandedKeysUnreadable``."""
         try:
             return read_note(_Record, self._path).tables
         except FileNotFoundError:
@@ -79,31 +97,16 @@ class LandedKeys:
         except (OSError, Unreadable) as error:
             raise self._unreadable(error) from error
 
-    def begin(self, table: str, former: tuple[str, ...], era: KeyEra) -> None:
-        """Record that changes of ``table`` land with the key of ``era`` from its start on; durable on return.
+    def update(self, change: Callable[[Mapping[str, KeysOfTable]], Mapping[str, KeysOfTable]]) -> None:
+        """Replace the keys of the tables that ``change`` returns, given all; durable on return."""
 
-        ``former``: the key of what has landed, if the table has no entry yet; it stays in force.
-        """
-
-        def begun(mine: KeysOfTable | None) -> KeysOfTable:
-            mine = mine or KeysOfTable((KeyEra(former, 0, Lsn(0), 0),), former)
-            return mine if mine.newest == era.key else replace(mine, eras=(*mine.eras, era))
-
-        self._change(table, begun)
-
-    def put_in_force(self, table: str) -> None:
-        """Put the newest key of ``table`` in force, once the table has been read by it."""
-        self._change(table, lambda mine: mine and replace(mine, in_force=mine.newest))
-
-    def _change(self, table: str, change: Callable[[KeysOfTable | None], KeysOfTable | None]) -> None:
         def changed(content: bytes | None) -> bytes | None:
             try:
                 tables = {} if content is None else decode_note(_Record, content).tables
             except Unreadable as error:
                 raise self._unreadable(error) from error
-            mine = tables.get(table)
-            now = change(mine)
-            return None if now is None or now == mine else encode(_Record(tables | {table: now}))
+            now = tables | {**change(tables)}
+            return None if now == tables else encode(_Record(now))
 
         with failpoint("source.landed_keys"):
             update(self._path, changed)
@@ -130,7 +133,8 @@ def by_landed_keys(home: Path, contracts: Contracts) -> Contracts:
 def _by(contract: TableContract, keys: KeysOfTable | None) -> TableContract:
     if keys is None:
         return contract
-    contract = replace(contract, key_eras=keys.eras)
+    if len(keys.eras) > 1:
+        contract = replace(contract, key_eras=keys.eras)
     if keys.in_force == contract.key or not _shows(contract, keys.in_force):
         return contract
     return replace(

@@ -23,6 +23,7 @@ from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.former_rows import former_spans, has_this_key, of_this_key
 from omnisupport_ingest.read.row_traces import (
     RowState,
     Trace,
@@ -203,7 +204,8 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; what has landed and is "
             "not taken in yet is known after the next run (omnisupport-ingest status).",
         )
-    changes, of_key = key_changes(files, contract), traces(files, contract, [key])
+    changes = [each for each in key_changes(files, contract) if has_this_key(contract, each.began)]
+    of_key = [each for each in traces(files, contract, [key]) if has_this_key(contract, each.position)]
     if state.through is None:
         raise _alive(contract, state, of_key)
     if has_left(key, state.through, of_key, changes):
@@ -214,7 +216,8 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
             f"it. The history knows it: look in history/dim_{contract.name}_history for the row whose "
             "_cdc_moved_from_key is this key.",
         )
-    return spans_of(key, state.through, changes)
+    spans = of_this_key(contract, spans_of(key, state.through, changes))
+    return [*spans, *former_spans(files, contract, [name for name, _ in spans])]
 
 
 def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) -> ErasureRefused:

@@ -9,9 +9,9 @@ more (``contracts.landed_keys``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from omnisupport_ingest.contracts.landed_keys import LandedKeys
+from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
 from omnisupport_ingest.contracts.model import KeyEra, TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.epochs import EpochRecord
@@ -23,39 +23,40 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import Ordinals
 
-Keys = Mapping[str, tuple[str, ...]]
-"""Contract name → key columns."""
-
 
 def other_landed_keys(store: LandingStore, tables: Sequence[TableContract]) -> dict[str, tuple[str, ...]]:
     """Return, by contract name, the key with which each table landed last, if its contract has another one.
 
     The order of the columns counts. A key column that was only renamed at the source is the same column.
     """
-    recorded, landed = LandedKeys(store.folder).all(), _landed_keys(store)
-    found: dict[str, tuple[str, ...]] = {}
-    for each in tables:
-        keys = recorded.get(each.full_name)
-        former = keys.newest if keys is not None else landed.get(each.table_name, each.key)
-        if each.key not in (former, _renamed(store, each.name, former)):
-            found[each.name] = former
-    return found
+    keys = _keys_of(store, tables)
+    return {
+        each.name: keys[each.full_name].newest
+        for each in tables
+        if each.key not in (newest := keys[each.full_name].newest, _renamed(store, each.name, newest))
+    }
 
 
-def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableContract]) -> None:
-    """Note that changes of ``tables`` land with their contracts' keys from the end of the stream on.
+def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Sequence[TableContract]) -> None:
+    """Record that changes of ``tables`` land with their contracts' keys from the end of the stream on.
 
-    None of their changes may have landed with a key since they were left out, and every snapshot of them must
-    be below the end (``behind_their_snapshots``).
+    If the key is another one than before, none of their changes may have landed with a key since they were
+    left out, and every snapshot of them must be below the end (``behind_their_snapshots``).
     """
-    tables = tuple(tables)
     others = other_landed_keys(store, tables)
+    now = _keys_of(store, tables)
     for each in tables:
+        keys = now[each.full_name]
         if each.name in others:
             # Rows of an earlier snapshot may have been read at this very LSN.
             ordinal = Ordinals(store, epoch.number).take()
             era = KeyEra(each.key, epoch.number, end_of_chain(store, epoch).end, ordinal)
-            LandedKeys(store.folder).begin(each.full_name, others[each.name], era)
+            now[each.full_name] = keys.begin(era)
+        elif each.key != keys.newest:
+            now[each.full_name] = keys.renamed(each.key)
+    record = LandedKeys(store.folder)
+    if {**record.all(), **now} != record.all():
+        record.update(lambda _: now)
 
 
 def behind_their_snapshots(store: LandingStore, epoch: EpochRecord, names: Collection[str]) -> dict[str, str]:
@@ -78,18 +79,32 @@ def behind_their_snapshots(store: LandingStore, epoch: EpochRecord, names: Colle
 
 def settle_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableContract]) -> None:
     """Put the newest key of each table in force whose snapshot by it has ended."""
-    keys = LandedKeys(store.folder)
-    pending = {name: each for name, each in keys.all().items() if each.in_force != each.newest}
+    record = LandedKeys(store.folder)
+    pending = {name: each for name, each in record.all().items() if each.in_force != each.newest}
     names = {each.name: each.full_name for each in tables if each.full_name in pending}
-    if not names:
-        return
-    for plan in SnapshotPlans(store.folder).all(epoch.number):
+    ended = set()
+    for plan in SnapshotPlans(store.folder).all(epoch.number) if names else ():
         if plan.table not in names or plan.scope is not None or not store.exists(plan.boundary_id):
             continue
         era, end = pending[names[plan.table]].eras[-1], store.read(plan.boundary_id).chunk
         at = (plan.epoch, end.low, plan.boundary_ordinal) if end is not None else None
         if at is not None and at >= (era.epoch, era.commit_lsn, era.ordinal):
-            keys.put_in_force(names[plan.table])
+            ended.add(names[plan.table])
+    if ended:
+        record.update(lambda known: {name: known[name].settled for name in ended})
+
+
+def _keys_of(store: LandingStore, tables: Sequence[TableContract]) -> dict[str, KeysOfTable]:
+    """Return the keys of ``tables`` by full name: as recorded, else as the newest batches describe them, and
+    as their contracts say if nothing has landed of them."""
+    recorded = LandedKeys(store.folder).all()
+    known = {each.full_name for each in tables} <= recorded.keys()
+    landed = {} if known else _landed_keys(store)
+    return {
+        each.full_name: recorded.get(each.full_name)
+        or KeysOfTable.first(landed.get(each.table_name, each.key))
+        for each in tables
+    }
 
 
 def _landed_keys(store: LandingStore) -> dict[TableName, tuple[str, ...]]:

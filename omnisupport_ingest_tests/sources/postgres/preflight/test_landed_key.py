@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from omnisupport_ingest.contracts.landed_keys import LandedKeys
+from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
 from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
@@ -48,7 +48,8 @@ def test_another_key_than_what_has_landed_is_refused_and_the_old_one_goes_on(
     found = check_source(tickets.dsn, tickets.settings, tickets.home, tickets.tables)
     assert found[0].check == "landed_key"
     assert tickets.store.batch_ids() == landed and len(tickets.store.epochs()) == 1
-    assert LandedKeys(tickets.store.folder).all() == {}
+    keys = LandedKeys(tickets.store.folder).all()
+    assert keys == {"public.tickets": KeysOfTable.first(("tenant", "id"))}
     tickets.tables[0] = before
     tickets.catch_up()
     of_source = {
@@ -84,3 +85,29 @@ def test_with_a_requested_snapshot_the_table_lands_by_its_new_key_and_the_key_co
             row = json.loads(event.after)
             assert json.loads(event.key) == [row[name] for name in keys.eras[era].key]
     assert len(changed.other_keys) == 1
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["before", "after", "before:2", "after:2"])
+def test_a_capture_that_is_killed_while_it_records_a_key_changes_it_at_its_next_start(
+    tickets: SourceUnderTest, point: str
+) -> None:
+    """First where the key begins, and after the snapshot that it is in force."""
+    tickets.sql("ALTER TABLE tickets ADD UNIQUE (id, tenant)", "UPDATE tickets SET v = 'later' WHERE id = 5")
+    tickets.tables[0] = replace(tickets.tables[0], key=("id", "tenant"))
+    SnapshotRequests(tickets.store.folder).write("tickets", "another key")
+    tickets.killed_at(f"source.landed_keys.{point}")
+    tickets.sql("DELETE FROM tickets WHERE id = 6")
+    tickets.wait_for_free_slot()
+    tickets.catch_up()
+    keys = LandedKeys(tickets.store.folder).all()["public.tickets"]
+    assert [each.key for each in keys.eras] == [("tenant", "id"), ("id", "tenant")]
+    assert keys.in_force == ("id", "tenant")
+    start = keys.eras[1]
+    begins = start.epoch, start.commit_lsn.value, start.ordinal
+    events = [each for each in tickets.events() if (each.epoch, each.commit_lsn, each.ordinal) >= begins]
+    of_source = {
+        f'["{id_}", "{tenant}"]': v for tenant, id_, v in tickets.query("SELECT tenant, id, v FROM tickets")
+    }
+    assert {key: row["v"] for key, row in folded(events, "tickets").items()} == of_source

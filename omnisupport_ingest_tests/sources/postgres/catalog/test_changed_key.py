@@ -1,0 +1,169 @@
+"""A table gets a key of other columns, whose values are those of the former key too, through to its history."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.cli.contracts_changes import propose, write
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.as_of import TableIncomplete, open_reading
+from omnisupport_ingest.read.explain import NothingToExplain, explain
+from omnisupport_ingest.review.erasing import erase
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest.sources.postgres.stream import follower
+from omnisupport_ingest_tests.sources.postgres.catalog.test_every_schema_change import BESIDE, Case, Desk
+from omnisupport_ingest_tests.sources.postgres.snapshot_facts import following
+from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
+from omnisupport_ingest_tests.waiting import until
+
+TABLE = "swapped"
+
+
+class Story:
+    """The table in three stretches: by its key ``id``, left out, and by its key ``n``."""
+
+    def __init__(self, source: SourceUnderTest, folder: Path, spark: SparkSession) -> None:
+        self.source, self.spark = source, spark
+        self.desk = Desk(source, folder, spark, {TABLE: Case([], [], [])})
+        self._beside = 100
+
+    def sql(self, *statements: str) -> None:
+        self.desk.sql(TABLE, statements)
+
+    def landed(self) -> None:
+        """Wait until everything that has committed has landed."""
+        self._beside += 1
+        self.desk.sql(BESIDE, [f"INSERT INTO {{t}} VALUES ({self._beside}, 'landed?', 0, 'ok')"])
+        mine = f'["{self._beside}"]'
+        until(
+            lambda: any((each.source_table, each.key) == (BESIDE, mine) for each in self.source.events("c"))
+        )
+
+    def by_id(self) -> None:
+        """Rows whose ``n`` is the ``id`` of another row."""
+        self.sql("UPDATE {t} SET n = 3 - id", "INSERT INTO {t} VALUES (3, 'three', 3, 'ok')")
+        self.sql("INSERT INTO {t} VALUES (4, 'gone', 5, 'ok')", "DELETE FROM {t} WHERE id = 4")
+        self.landed()
+
+    def key_changes(self) -> None:
+        self.sql("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (n)")
+        self.sql("UPDATE {t} SET v = 'unseen' WHERE n = 1", "DELETE FROM {t} WHERE n = 3")
+        self.landed()
+        until(lambda: TABLE in ParkedTables(self.source.store.folder, 1).all())
+
+    def contract_follows(self) -> None:
+        proposal = propose(self.source.settings, self.desk.workspace, self.desk.contract(TABLE), every=False)
+        assert [(step.at, step.compatibility) for step in proposal.steps] == [("x-cdc.key", "breaking")]
+        write(self.desk.workspace.home.path, self.desk.contract(TABLE), proposal)
+
+    def by_n(self) -> None:
+        self.sql("INSERT INTO {t} VALUES (9, 'nine', 9, 'ok')", "UPDATE {t} SET n = 12 WHERE n = 9")
+        self.sql("UPDATE {t} SET v = 'seen' WHERE n = 2")
+        self.sql("INSERT INTO {t} VALUES (5, 'five', 5, 'ok')", "DELETE FROM {t} WHERE n = 5")
+        self.landed()
+
+    @property
+    def in_force(self) -> tuple[str, ...] | None:
+        keys = LandedKeys(self.source.store.folder).of(f"public.{TABLE}")
+        return None if keys is None else keys.in_force
+
+    def everything(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Dimension and history without what names a run."""
+
+        def content(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            kept = [{name: each for name, each in row.items() if name != "_cdc_state"} for row in rows]
+            return sorted(kept, key=lambda row: repr(sorted(row.items())))
+
+        return content(self.desk.rows(TABLE)), content(self.desk.rows(TABLE, past=True))
+
+
+@pytest.mark.slow
+def test_the_lake_shows_the_table_by_its_former_key_until_it_is_read_by_the_new_one(
+    source: SourceUnderTest, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.5)
+    story = Story(source, tmp_path, spark)
+    desk = story.desk
+    desk.captured()
+    source.tables[:] = [each.as_captured for each in source.tables]
+    with following(source):
+        story.by_id()
+        desk.taken_in()
+        before = desk.at_source(TABLE)
+        assert desk.current(TABLE) == before
+        story.key_changes()
+        desk.taken_in()
+        assert desk.current(TABLE) == before, "its changes land without a key"
+        story.contract_follows()
+        desk.taken_in()
+        contract = desk.contract(TABLE)
+        assert (contract.key, contract.as_captured.key) == (("id",), ("n",))
+        assert desk.current(TABLE) == before
+        source.tables[:] = [each.as_captured for each in desk.workspace.contracts]
+        SnapshotRequests(source.store.folder).write(TABLE, "another key")
+        until(lambda: story.in_force == ("n",))
+        story.by_n()
+    desk.taken_in()
+    assert desk.contract(TABLE).key == ("n",)
+    assert desk.current(TABLE) == desk.at_source(TABLE)
+    rows = {row["_cdc_key"]: row for row in desk.rows(TABLE)}
+    assert {json.loads(key)[0]: row["_cdc_is_deleted"] for key, row in rows.items()} == {
+        **dict.fromkeys(("1", "2", "12"), False),
+        **dict.fromkeys(("5", "9"), True),
+    }
+    assert all(row["n"] == int(json.loads(key)[0]) for key, row in rows.items())
+    opened = [(row["n"], row["v"], row["_cdc_opened_by"]) for row in desk.rows(TABLE, past=True)]
+    assert sorted(opened) == [
+        (1, "unseen", "r"),
+        (2, "one", "r"),
+        (2, "seen", "u"),
+        (5, "five", "c"),
+        (9, "nine", "c"),
+        (12, "nine", "moved"),
+    ]
+
+    # What is made from raw alone is the same.
+    made = story.everything()
+    shutil.rmtree(desk.workspace.home.lake / SOURCE)
+    desk.taken_in()
+    assert story.everything() == made
+
+    since = desk.contract(TABLE).key_since
+    assert since is not None
+    with pytest.raises(TableIncomplete, match="had another key"):
+        open_reading(desk.workspace, [desk.contract(TABLE)], Lsn(since.commit_lsn.value - 2))
+    now = max(
+        (each for each in source.manifests() if each.stream is not None), key=lambda each: each.batch_id
+    )
+    assert now.stream is not None
+    reached = Lsn(now.stream.end_lsn.value - 1)
+    reading = open_reading(desk.workspace, [desk.contract(TABLE)], reached)
+    assert {row["n"] for row in reading.table(spark, desk.contract(TABLE)).collect()} >= {1, 2, 12}
+
+    explained = explain(desk.workspace, desk.contract(TABLE), '["2"]')
+    assert {each.op for each in explained.events if each.key is not None} == {"r", "u"}
+    with pytest.raises(NothingToExplain):
+        explain(Workspace.open(source.settings), desk.contract(TABLE), '["4"]')
+
+    # An erasure takes along what the row landed with its former key, and nothing of the row that had its text.
+    story.sql("DELETE FROM {t} WHERE n = 1")
+    desk.captured()
+    desk.taken_in()
+    erased = erase(desk.workspace, desk.contract(TABLE), '["1"]', erased_by="tests", why="asked for")
+    assert (erased.keys, erased.events) == (2, 4), "id 2: read and updated; n 1: read and deleted"
+    desk.taken_in()
+    assert {row["v"] for row in desk.rows(TABLE) if row["n"] == 1} == {None}
+    deduped = desk.workspace.deduped(SOURCE).open()
+    events = deduped.read(spark, deduped.all_files()).where("source_table = 'swapped' AND op IN ('r', 'u')")
+    held = {(row["key"], json.loads(row["after"] or "{}").get("v")) for row in events.collect()}
+    assert {('["1"]', "one"), ('["2"]', None), ('["3"]', "three")} <= held
+    assert {('["2"]', "two"), ('["1"]', "unseen")}.isdisjoint(held)
