@@ -1,4 +1,4 @@
-"""A table gets a key of other columns, whose values are those of the former key too, through to its history."""
+"""A table gets a key of other columns, with values that its former key had too, through to its history."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_lake_shows_the_table_by_its_former_key_until_it_is_read_by_the_new_
     with pytest.raises(NothingToExplain):
         explain(Workspace.open(source.settings), desk.contract(TABLE), '["4"]')
 
-    # An erasure takes along what the row landed with its former key, and nothing of the row that had its text.
+    # An erasure takes along what the row landed with its former key; that key's text was another row's then.
     story.sql("DELETE FROM {t} WHERE n = 1")
     desk.captured()
     desk.taken_in()
@@ -163,7 +163,7 @@ def test_the_lake_shows_the_table_by_its_former_key_until_it_is_read_by_the_new_
     desk.taken_in()
     assert {row["v"] for row in desk.rows(TABLE) if row["n"] == 1} == {None}
     deduped = desk.workspace.deduped(SOURCE).open()
-    events = deduped.read(spark, deduped.all_files()).where("source_table = 'swapped' AND op IN ('r', 'u')")
+    events = deduped.read(spark, deduped.all_files()).where("source_table = 'swapped' AND op IN ('r', 'c', 'u')")
     held = {(row["key"], json.loads(row["after"] or "{}").get("v")) for row in events.collect()}
     assert {('["1"]', "one"), ('["2"]', None), ('["3"]', "three")} <= held
     assert {('["2"]', "two"), ('["1"]', "unseen")}.isdisjoint(held)
