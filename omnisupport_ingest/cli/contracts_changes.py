@@ -120,7 +120,8 @@ def propose(
             table=contract.full_name,
         )
     again = command_to_read(contract, definition.kind)
-    proposal = next_contract(document, form, changes, every=every, again=again)
+    of_log = definition.kind is SourceKind.LOG
+    proposal = next_contract(document, form, changes, every=every, again=again, key_follows=of_log)
     # Parsed as it will be read from the file, so that what is written can be used.
     contract_of(proposal.document, Path(contract.path))
     return proposal

@@ -73,7 +73,7 @@ def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
             f"have some: {', '.join(contracts.sources()) or 'none'}.",
         )
     named = [table_named(name, of_source) for name in only]
-    return [each for each in of_source if not only or each in named]
+    return [each.as_captured for each in of_source if not only or each in named]
 
 
 def _not_published(contract: TableContract, publication: Publication) -> list[Finding]:

@@ -67,19 +67,22 @@ def next_contract(
     *,
     every: bool = False,
     again: str | None = "omnisupport-ingest source snapshot",
+    key_follows: bool = True,
 ) -> NextContract:
     """Return the next version of the contract ``document``. ``schema``: its table as it is now.
 
     ``changes``: the recorded changes of the table; columns that they add are added to the contract.
     ``every``: add all other columns that the contract does not name, too. ``again``: the command that reads
-    the table again; None if there is none.
+    the table again; None if there is none. ``key_follows``: whether the contract may get another key, as that
+    of a log may.
     """
     draft = _Draft(deepcopy(document), schema, again)
     given = document["x-cdc"].get("pii", {})
     renamed = renamed_from(given, changes)
-    draft.follow_names(changes)
+    draft.follow_names(changes, key_follows=key_follows)
     draft.keep_covered(given, renamed)
-    draft.follow_key(changes)
+    if key_follows:
+        draft.follow_key(changes)
     draft.drop()
     renamed_values = {each.column for each in changes if each.kind == "enum_values_changed"}
     for name in list(draft.properties):
@@ -96,7 +99,7 @@ def next_contract(
     draft.keep_covered(given, renamed)
     if again is None and draft.policy.get("evolution") == BLOCK:
         draft.let_vary(document["properties"], changes)
-    draft.add_undecided(changes)
+    draft.add_undecided(changes, key_follows=key_follows)
     draft.judge_rules()
     # Only for new columns: a person has decided about the others.
     noted = with_notes(draft.document)["x-cdc"].get("pii", {})
@@ -119,7 +122,7 @@ class _Draft:
 
     def __init__(self, document: dict[str, Any], schema: LiveSchema, again: str | None) -> None:
         self.document, self._schema = document, schema
-        self._again, self._read_it = again, f": read the table ({again})" if again else ""
+        self._read_it = f": read the table ({again})" if again else ""
         self._quality = NextQuality(document["x-cdc"])
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []
@@ -135,13 +138,19 @@ class _Draft:
         policy: dict[str, Any] = self.document["x-cdc"]
         return policy
 
-    def follow_names(self, changes: Sequence[SchemaChange]) -> None:
-        """Rename columns that were renamed at the source."""
+    def follow_names(self, changes: Sequence[SchemaChange], *, key_follows: bool) -> None:
+        """Rename columns that were renamed at the source; of the key only if ``key_follows``."""
         for change in changes:
             old, new = change.before, change.after
             if change.kind != "column_renamed" or old is None or new is None:
                 continue
             if old not in self.properties or new in self.properties or self._live(old) is not None:
+                continue
+            if old in self.policy["key"] and not key_follows:
+                self.for_a_person.append(
+                    f"The key column {old} is called {new} now. The key of a source that is no log cannot be "
+                    "changed in its contract: rename the column back, or give the table a home of its own."
+                )
                 continue
             names = {old: new}
             self.policy["key"] = [names.get(each, each) for each in self.policy["key"]]
@@ -170,7 +179,7 @@ class _Draft:
         """Give the contract the key that the table has been given at the source."""
         key, former = self._schema.seen.key, self.policy["key"]
         changed = any(each.kind == "key_changed" for each in changes)
-        if not changed or not key or set(key) == set(former) or self._again is None:
+        if not changed or not key or set(key) == set(former):
             return
         self.add(key)
         hidden = [name for name in key if self._policy_of(name) != KEEP]
@@ -477,13 +486,15 @@ class _Draft:
                     f"it holds now what {former} held",
                 )  # fmt: skip
 
-    def add_undecided(self, changes: Sequence[SchemaChange]) -> None:
+    def add_undecided(self, changes: Sequence[SchemaChange], *, key_follows: bool) -> None:
         """Add changes that no edit of the contract covers to ``for_a_person``."""
         key = self._schema.seen.key
         if key and set(key) != set(self.policy["key"]):
+            follow = f"If the contract is to follow, write its x-cdc.key{self._read_it}."
+            stay = "The key of a source that is no log cannot be changed; a home of its own takes it in."
             self.for_a_person.append(
-                f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. If "
-                f"the contract is to follow, write its x-cdc.key{self._read_it}."
+                f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. "
+                f"{follow if key_follows else stay}"
             )
         for change in changes:
             if change.kind == "table_renamed" and change.after == self._schema.seen.name:

@@ -163,7 +163,9 @@ def test_the_lake_shows_the_table_by_its_former_key_until_it_is_read_by_the_new_
     desk.taken_in()
     assert {row["v"] for row in desk.rows(TABLE) if row["n"] == 1} == {None}
     deduped = desk.workspace.deduped(SOURCE).open()
-    events = deduped.read(spark, deduped.all_files()).where("source_table = 'swapped' AND op IN ('r', 'c', 'u')")
+    events = deduped.read(spark, deduped.all_files()).where(
+        "source_table = 'swapped' AND op IN ('r', 'c', 'u')"
+    )
     held = {(row["key"], json.loads(row["after"] or "{}").get("v")) for row in events.collect()}
     assert {('["1"]', "one"), ('["2"]', None), ('["3"]', "three")} <= held
     assert {('["2"]', "two"), ('["1"]', "unseen")}.isdisjoint(held)

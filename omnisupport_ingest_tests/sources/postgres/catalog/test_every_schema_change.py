@@ -286,6 +286,15 @@ LEFT_OUT = {
         # Nothing that landed with the former key is of a row that this one names.
         versions=[(row, n, "r", None) for row, n in ((1, 10), (2, 20), (3, 30), (4, 40), (4, 41))],
     ),
+    "key_renamed": Case(
+        ["ALTER TABLE {t} RENAME id TO number"],
+        ["INSERT INTO {t} VALUES (4, 'four', 40, 'ok')"],
+        [("column_renamed", "breaking", True)],
+        [("properties.number", "breaking")],
+        read_again=True,
+        # Its rows have the keys that they had.
+        versions=read_anew([10, 20, 30], [10, 20, 30, 40], landed=False),
+    ),
     "other_name": Case(
         ["ALTER TABLE {t} RENAME TO elsewhere"],
         ["INSERT INTO elsewhere VALUES (4, 'four', 40, 'ok')"],
@@ -390,15 +399,20 @@ class Desk:
     def contract(self, name: str) -> TableContract:
         return next(each for each in self.workspace.contracts if each.name == name)
 
+    def _first(self, name: str) -> str:
+        """The column ``id``, whatever it is called by now."""
+        return self.contract(name).column_names[0]
+
     def rows(self, name: str, *, past: bool = False) -> list[dict[str, Any]]:
         contract = self.contract(name)
         table = self.workspace.history(contract) if past else self.workspace.dimension(contract)
         found = table.open().read(self._spark, table.open().all_files())
-        order = ["id", "n", "_cdc_valid_from_position"] if past else ["id", "n"]
+        order = [self._first(name), "n", *(["_cdc_valid_from_position"] if past else [])]
         return [each.asDict(recursive=True) for each in found.orderBy(*order).collect()]
 
     def at_source(self, name: str) -> list[dict[str, Any]]:
-        return [row for (row,) in self.source.query(f"SELECT row_to_json(t) FROM {name} t ORDER BY id, n")]
+        rows = [row for (row,) in self.source.query(f"SELECT row_to_json(t) FROM {name} t")]
+        return sorted(rows, key=lambda row: (next(iter(row.values())), row.get("n")))
 
     def current(self, name: str) -> list[dict[str, Any]]:
         """The rows that live, with the columns of the contract."""
@@ -410,7 +424,7 @@ class Desk:
         """The history of each table has the versions of its case."""
         found, expected = {}, {}
         for name, case in self.cases.items():
-            now = {row["id"]: row.get(case.about) for row in self.at_source(name)}
+            now = {row[self._first(name)]: row.get(case.about) for row in self.at_source(name)}
             expected[name] = [
                 tuple(now[version[0]] if each is AT_SOURCE else each for each in version)
                 for version in case.versions
@@ -420,7 +434,7 @@ class Desk:
         assert found == expected
 
     def _versions(self, name: str, column: str) -> list[tuple[Any, ...]]:
-        shown = ("id", column, "_cdc_opened_by", "_cdc_closed_by")
+        shown = (self._first(name), column, "_cdc_opened_by", "_cdc_closed_by")
         rows = self.rows(name, past=True)
         # A value that the type cannot hold stands beside its column, as text.
         return [tuple((row["_cdc_exact"] or {}).get(each, row[each]) for each in shown) for row in rows]

@@ -39,6 +39,7 @@ def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: A
 
 
 ID, TITLE, SIZE = live("id", "bigint", not_null=True), live("title", not_null=True), live("size", "integer")
+SIZE_KEPT = replace(SIZE, not_null=True)
 PLAN = live("plan", "public.plan", labels=("free", "pro"))
 COLUMNS = (ID, TITLE, SIZE, PLAN)
 DEFAULTS = {"n": ("7", "7"), "at": ("now()", None)}
@@ -274,14 +275,59 @@ def test_the_step_for_a_renamed_enum_value_says_that_only_a_read_shows_it_in_old
     assert "source snapshot" not in step.why
 
 
+KEY_CHANGED = change("key_changed", None, "id", "id, size")
+
+
+def test_the_key_follows_the_table_and_its_columns_may_not_be_null() -> None:
+    found = proposed(ID, TITLE, SIZE_KEPT, PLAN, changes=(KEY_CHANGED,), key=("id", "size"))
+    assert [(step.at, step.compatibility) for step in found.steps] == [("x-cdc.key", "breaking")]
+    assert "read the table" in found.steps[0].why and found.for_a_person == ()
+    assert found.document["x-cdc"]["key"] == ["id", "size"]
+    assert "size" in found.document["required"] and found.document["properties"]["size"]["type"] == "integer"
+
+
+def test_a_new_column_of_the_key_is_taken_in_and_one_that_is_gone_is_taken_out() -> None:
+    code = live("code", "uuid", not_null=True)
+    changes = (change("key_changed", None, "id", "code"), change("column_dropped", "id"))
+    found = proposed(code, TITLE, SIZE, PLAN, changes=changes, key=("code",))
+    assert {step.at for step in found.steps} == {"properties.code", "properties.id", "x-cdc.key"}
+    assert found.document["x-cdc"]["key"] == ["code"] and "id" not in found.document["properties"]
+
+
+def test_a_key_that_somebody_chose_stays_unless_the_table_got_another_one() -> None:
+    """As of a table whose contract names a key that is in its replica identity."""
+    found = proposed(ID, TITLE, SIZE_KEPT, PLAN, key=("id", "size"))
+    assert found.document["x-cdc"]["key"] == ["id"] and found.steps == ()
+    assert any("write its x-cdc.key" in each for each in found.for_a_person)
+
+
+def test_a_key_of_a_column_that_readers_may_not_see_is_left_to_a_person() -> None:
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"]["pii"] = {"size": {"policy": "drop", "note": "a secret"}}
+    found = next_contract(document, form(ID, TITLE, SIZE_KEPT, PLAN, key=("id", "size")), [KEY_CHANGED])
+    assert found.document["x-cdc"]["key"] == ["id"]
+    assert any("size has a policy for personal data" in each for each in found.for_a_person)
+
+
+def test_a_renamed_key_column_is_renamed_in_the_key() -> None:
+    number = replace(ID, name="number")
+    found = proposed(
+        number, TITLE, SIZE, PLAN, changes=(change("column_renamed", None, "id", "number"),), key=("number",)
+    )
+    assert [step.at for step in found.steps] == ["properties.number"] and found.for_a_person == ()
+    assert found.document["x-cdc"]["key"] == ["number"]
+
+
 def test_what_no_edit_answers_is_left_to_a_person() -> None:
     assert proposed(*with_column("title"), key=("id", "title")).for_a_person
-    renamed = proposed(
-        *with_column("id", name="number"),
-        key=("number",),
-        changes=(change("column_renamed", "id", "id", "number"),),
-    )
-    assert renamed.steps == () and any("rename the column back" in each for each in renamed.for_a_person)
+    # The key of what is not a log.
+    for key, changes, left in (
+        (("number",), (change("column_renamed", "id", "id", "number"),), "rename the column back"),
+        (("id", "size"), (KEY_CHANGED,), "a home of its own takes it in"),
+    ):
+        columns = with_column("id", name="number") if key == ("number",) else (ID, TITLE, SIZE_KEPT, PLAN)
+        other = next_contract(DOCUMENT, form(*columns, key=key), changes, key_follows=False)
+        assert other.steps == () and any(left in each for each in other.for_a_person)
     again = proposed(*COLUMNS, changes=(change("column_added_again", "size"),))
     assert any("source snapshot" in each for each in again.for_a_person)
     added_again = change("column_added_again", "size")
