@@ -56,7 +56,7 @@ running capture, and drafts."""
 
 _IN_LANDING = re.compile(
     r"manifests|epochs|snapshots|data|positions|(accepted-loss|lost-changes|parked|published)-e[0-9]+\.json"
-    r"|partitions-.*\.json|schema-changes\.json"
+    r"|partitions-.*\.json|schema-changes\.json|keys\.json"
 )
 """What the storage keeps of the landing folder of a source. The rest only this home has: the state of
 capture, a cursor."""

@@ -88,15 +88,16 @@ def to_fold(events: DataFrame, other_keys: Sequence[PositionRange] = ()) -> Data
     Each ``c`` of a key change is returned twice: under its own key, and under the old key with the operation
     ``OLD_KEY_ENDED``, so that the group of the old key knows where its life ended. Events whose key is
     missing or has a NULL part are left out: they are in quarantine and belong to no row. So are those in
-    ``other_keys``, where events have a former key.
+    ``other_keys``, where events have another key, and snapshot ends there, which speak of rows by that key.
     """
     parts = F.from_json("key", "array<string>")
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken
+    row_events = row_events | F.col("op").eqNullSafe("b")
     for start, end in other_keys:
         within = _from(start) if end is None else _from(start) & ~_from(end)
         row_events = row_events & ~within
-    folded = events.where(row_events | F.col("op").isin("t", "b"))
+    folded = events.where(row_events | (F.col("op") == "t"))
     known = without_voided(folded).select(*EVENT_COLUMNS)
     left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("withheld")).select(
         *(

@@ -57,10 +57,12 @@ def events_to_fold(events: pa.Table, other_keys: Sequence[PositionRange] = ()) -
     doubtful = pc.fill_null(pc.match_substring(key, "null"), False).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(of_row & doubtful):
         of_row[row] = None not in json.loads(key[row].as_py())
-    if other_keys:
-        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
-        of_row &= ~columnar.within(at, other_keys)
     folded = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
+    if other_keys:
+        # The snapshot end of a read by another key says nothing of rows with this one.
+        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
+        truncates = pc.equal(op, "t").to_numpy(zero_copy_only=False)
+        folded &= truncates | ~columnar.within(at, other_keys)
     known = events if folded.all() else events.filter(pa.array(folded))
     left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["withheld"]))
     values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(OLD_KEY_ENDED), left.num_rows)}

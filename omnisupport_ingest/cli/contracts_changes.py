@@ -15,6 +15,7 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
 from omnisupport_ingest.cli.opening import tables_named
 from omnisupport_ingest.contracts.documents import document_text, program_file, read_document
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
@@ -177,6 +178,12 @@ def write(home: Path, contract: TableContract, proposal: NextContract) -> None:
         )
     with failpoint("contract.file", contract.path):
         replace(Path(contract.path), document_text(proposal.document).encode())
+    landed = LandedKeys(home / "landing" / contract.source)
+    keys = landed.of(contract.full_name)
+    if keys is not None and proposal.renamed_key and keys.newest != proposal.renamed_key:
+        # Its rows have the keys that they had. Else nothing of them would count until capture has seen it.
+        name, key = contract.full_name, proposal.renamed_key
+        landed.update(lambda known: {name: known[name].renamed(key)})
     # After the file: an interrupted call is finished by the next one, as the column is still proposed away.
     LearnedColumns(home, contract.source).forget_others(contract.name, proposal.document["properties"])
 

@@ -7,12 +7,13 @@ key is in force. The fold leaves out events that have another key than that (``o
 The new key comes into force when the table has been read by it. Until then the lake shows the table by the
 former key; nothing with the new one counts. From then on nothing with the former one does.
 
-Only capture writes the record, which lies beside the landed batches. Sources of other kinds have none.
+Capture writes the record, which lies beside the landed batches; so does who renames a key column in the
+contract. Sources of other kinds have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import decode_note, encode, read_note
 from omnisupport_ingest.storage import update
@@ -40,15 +42,15 @@ class LandedKeysUnreadable(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class KeysOfTable:
-    """The keys of one table: its ``eras``, in their order, and the key ``in_force``."""
+    """The keys of one table: its ``eras``, in their order, and the number of the one ``in_force``, from 0."""
 
     eras: tuple[KeyEra, ...]
-    in_force: tuple[str, ...]
+    in_force: int
 
     @classmethod
     def first(cls, key: tuple[str, ...]) -> KeysOfTable:
         """The keys of a table whose events all have ``key``."""
-        return cls((KeyEra(key, 0, Lsn(0), 0),), key)
+        return cls((KeyEra(key, 0, Lsn(0), 0),), 0)
 
     @property
     def newest(self) -> tuple[str, ...]:
@@ -56,18 +58,24 @@ class KeysOfTable:
         return self.eras[-1].key
 
     @property
+    def waits(self) -> bool:
+        """Whether the table has still to be read by its newest key."""
+        return self.in_force < len(self.eras) - 1
+
+    @property
     def settled(self) -> KeysOfTable:
         """The same with the newest key in force."""
-        return replace(self, in_force=self.newest)
+        return replace(self, in_force=len(self.eras) - 1)
 
     def begin(self, era: KeyEra) -> KeysOfTable:
-        """Return the same with ``era`` as the newest; the key in force stays."""
+        """Return the same with ``era`` as the newest; the one in force stays."""
         return replace(self, eras=(*self.eras, era))
 
     def renamed(self, key: tuple[str, ...]) -> KeysOfTable:
-        """Return the same where the columns of the newest key are called ``key`` now."""
-        in_force = key if self.in_force == self.newest else self.in_force
-        return KeysOfTable((*self.eras[:-1], replace(self.eras[-1], key=key)), in_force)
+        """Return the same where the columns of the newest key are called ``key`` now, in every era."""
+        names = dict(zip(self.newest, key, strict=True))
+        eras = (replace(era, key=tuple(names.get(each, each) for each in era.key)) for era in self.eras)
+        return replace(self, eras=tuple(eras))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ class LandedKeys:
             now = tables | {**change(tables)}
             return None if now == tables else encode(_Record(now))
 
-        with failpoint("source.landed_keys"):
+        with locked_folder(self._path.parent), failpoint("source.landed_keys"):
             update(self._path, changed)
 
     def _unreadable(self, error: Exception) -> LandedKeysUnreadable:
@@ -121,8 +129,9 @@ class LandedKeys:
 def by_landed_keys(home: Path, contracts: Contracts) -> Contracts:
     """Return ``contracts`` with the keys that are in force for their tables, and with the eras of these keys.
 
-    The key of a contract's file is ``next_key`` then. It counts at once if the lake cannot show the table by
-    the former key, because the contract has no such column any more.
+    ``next_key`` is the key of the contract's file while the table waits to be read by it. It counts at once
+    if the lake cannot show the table by the former key, because the contract has no such column any more:
+    then the table is empty until that read.
     """
     landed = {source: LandedKeys(home / "landing" / source).all() for source in contracts.sources()}
     if not any(landed.values()):
@@ -133,16 +142,31 @@ def by_landed_keys(home: Path, contracts: Contracts) -> Contracts:
 def _by(contract: TableContract, keys: KeysOfTable | None) -> TableContract:
     if keys is None:
         return contract
-    if len(keys.eras) > 1:
-        contract = replace(contract, key_eras=keys.eras)
-    if keys.in_force == contract.key or not _shows(contract, keys.in_force):
-        return contract
+    asked, in_force = contract.key, keys.eras[keys.in_force].key
+    if asked == in_force and not keys.waits:
+        if not keys.in_force:
+            return contract
+        return _of_era(contract, asked, keys, keys.in_force)
+    if _shows(contract, in_force):
+        held = _of_era(contract, in_force, keys, keys.in_force)
+    else:
+        begun = len(keys.eras) - 1 if keys.newest == asked else len(keys.eras)
+        held = _of_era(contract, asked, keys, begun)
+    return replace(held, next_key=asked)
+
+
+def _of_era(contract: TableContract, key: tuple[str, ...], keys: KeysOfTable, era: int) -> TableContract:
+    """Return ``contract`` with ``key``, which events have that lie in the era of number ``era``; if there is
+    no such era yet, no event has it."""
+    found = replace(contract, key=key, key_eras=keys.eras, key_era=era)
+    if key == contract.key and not era:
+        return found
+    # Another fingerprint is another contract: everything of the table is made again.
+    parts = (*key, *map(str, keys.eras[era : era + 1]), str(era))
     return replace(
-        contract,
-        key=keys.in_force,
-        next_key=contract.key,
-        fingerprint=_held(contract.fingerprint, keys.in_force),
-        verdicts_by=contract.verdicts_by and _held(contract.verdicts_by, keys.in_force),
+        found,
+        fingerprint=_with(contract.fingerprint, parts),
+        verdicts_by=contract.verdicts_by and _with(contract.verdicts_by, parts),
     )
 
 
@@ -151,5 +175,5 @@ def _shows(contract: TableContract, key: tuple[str, ...]) -> bool:
     return all(name in columns and columns[name].pii == KEEP and not columns[name].nullable for name in key)
 
 
-def _held(fingerprint: str, key: tuple[str, ...]) -> str:
-    return sha256("\n".join((fingerprint, *key)).encode()).hexdigest()
+def _with(fingerprint: str, parts: Sequence[str]) -> str:
+    return sha256("\n".join((fingerprint, *parts)).encode()).hexdigest()

@@ -213,9 +213,10 @@ class TableContract:
         quality: rules of several columns, and what is expected of the table.
         subject: whose the personal values of a row are, and whether they land encrypted; None: nobody says,
             and they land plain.
-        next_key: the key of the contract's file, if the lake still shows the table by a former one
-            (``landed_keys``); empty if ``key`` is that of the file.
+        next_key: the key of the contract's file, by which the table has still to be read (``landed_keys``);
+            empty if it has been.
         key_eras: which key events have from where on; empty if it never changed.
+        key_era: the number of the era whose events have ``key``; that of no era: none has it yet.
     """
 
     name: str
@@ -249,6 +250,7 @@ class TableContract:
     subject: Subject | None = None
     next_key: tuple[str, ...] = ()
     key_eras: tuple[KeyEra, ...] = ()
+    key_era: int = 0
 
     @property
     def as_captured(self) -> TableContract:
@@ -258,19 +260,22 @@ class TableContract:
     @property
     def key_since(self) -> KeyEra | None:
         """Where events with ``key`` begin; None: at the first event of the table."""
-        first = next((each for each in self.key_eras if each.key == self.key), None)
-        return None if first is None or first == self.key_eras[0] else first
+        return self.key_eras[self.key_era] if 0 < self.key_era < len(self.key_eras) else None
+
+    def has_key_at(self, position: tuple[int, int, int]) -> bool:
+        """Whether an event at ``position`` (epoch, commit LSN, ordinal) has ``key``."""
+        return not any(
+            position >= start and (end is None or position < end) for start, end in self.other_keys
+        )
 
     @property
     def other_keys(self) -> tuple[PositionRange, ...]:
-        """Where events have another key than ``key``."""
+        """Where events are not of ``key``: outside of its era."""
         starts = [(each.epoch, each.commit_lsn.value, each.ordinal) for each in self.key_eras]
-        ends: list[tuple[int, int, int] | None] = [*starts[1:], None]
-        return tuple(
-            (start, end)
-            for era, start, end in zip(self.key_eras, starts, ends, strict=False)
-            if era.key != self.key
-        )
+        if starts and self.key_era >= len(starts):
+            return ((starts[0], None),)
+        below = [(starts[0], starts[self.key_era])] if self.key_era else []
+        return (*below, *((start, None) for start in starts[self.key_era + 1 : self.key_era + 2]))
 
     @property
     def encrypted_subject(self) -> Subject | None:

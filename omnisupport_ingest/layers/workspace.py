@@ -41,6 +41,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, POLICY_TYPE, REVIEW_TYPE, retention_ledger
 from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.windows import WindowGrid
 
 _loading = threading.Lock()
@@ -87,6 +88,9 @@ class Workspace:
         home = Home.open(
             settings.home, settings.window_size, first=settings.first_window, storage=settings.storage
         )
+        if not storage_of(home.landing).is_local:
+            # Which keys are in force is known once the landed records have been brought here.
+            contracts = contracts_in_force(settings)
         return cls(settings, home, contracts, decisions, documents)
 
     def current(self) -> Workspace:

@@ -39,7 +39,6 @@ from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.cell_origins import KeyEvent, Origin, RowOrigins, former_keys, origins_of
-from omnisupport_ingest.read.former_rows import has_this_key
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _FACTS = ("tx_id", "lsn", "event_hash", "file_name", "file_row", "chunk_id", "watermark_before")
@@ -200,7 +199,7 @@ def _events(files: EventFiles, contract: TableContract, key: str) -> list[KeyEve
     while wanted:
         where = where | pc.field("key").isin(sorted(wanted))
         known |= wanted
-        events += (each for each in _read(files, contract, where) if has_this_key(contract, each.position))
+        events += (each for each in _read(files, contract, where) if contract.has_key_at(each.position))
         wanted, where = former_keys(events) - known, pc.scalar(False)
     return events
 
@@ -283,7 +282,7 @@ def _raw_rows(
     for window in sorted(set(windows)) if raw is not None else ():
         for file in raw.files(window) if raw is not None else ():
             for row in _rows(file, arrow_schema(RAW_TYPE, without=("window",)), _IN_RAW, where):
-                if has_this_key(contract, (row["epoch"], row["commit_lsn"], row["ordinal"])):
+                if contract.has_key_at((row["epoch"], row["commit_lsn"], row["ordinal"])):
                     yield window, row
 
 

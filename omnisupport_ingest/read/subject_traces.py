@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.subject_values import Of
 from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns, rows_in_line
@@ -110,10 +111,16 @@ class Subjects:
 
 
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
-    """Return the ids of the keys that encrypted images of the row with ``key`` in the table."""
-    ids = set()
-    for _, _, _, batch in landed_events(workspace, contract.source, _READ):
+    """Return the ids of the keys that encrypted images of the row with ``key`` in the table.
+
+    Where the table had another key, that text was the key of another row.
+    """
+    ids, positions = set(), ("epoch", "commit_lsn", "ordinal")
+    for _, _, _, batch in landed_events(workspace, contract.source, [*_READ, *positions]):
         of_row = batch.filter(_mask_of_rows(batch, {(contract.schema, contract.table, key)}))
+        if contract.other_keys:
+            at = columnar.position_column(*(of_row.column(name) for name in positions))
+            of_row = of_row.filter(pa.array(~columnar.within(at, contract.other_keys)))
         for name in (*_IMAGES, _DELIVERED):
             images = of_row.column(name)
             for image in images.filter(pc.match_substring(images, MARK)).to_pylist():

@@ -23,7 +23,7 @@ from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.former_rows import former_spans, has_this_key, of_this_key
+from omnisupport_ingest.read.former_rows import former_spans, of_this_key
 from omnisupport_ingest.read.row_traces import (
     RowState,
     Trace,
@@ -204,8 +204,8 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; what has landed and is "
             "not taken in yet is known after the next run (omnisupport-ingest status).",
         )
-    changes = [each for each in key_changes(files, contract) if has_this_key(contract, each.began)]
-    of_key = [each for each in traces(files, contract, [key]) if has_this_key(contract, each.position)]
+    changes = [each for each in key_changes(files, contract) if contract.has_key_at(each.began)]
+    of_key = [each for each in traces(files, contract, [key]) if contract.has_key_at(each.position)]
     if state.through is None:
         raise _alive(contract, state, of_key)
     if has_left(key, state.through, of_key, changes):

@@ -36,7 +36,9 @@ from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle.model import Event
 
 _BEGINNING = (0, 0, 0)
-_OF_ROWS = "cudr"
+_BY_KEY = "cudrb"
+"""Operations that count for the key in whose era they lie."""
+
 
 
 def split(rng: Random, events: Sequence[Event]) -> tuple[list[Event], list[Event], PositionRange]:
@@ -80,7 +82,7 @@ def _unprepared(events: Sequence[Event]) -> pa.Table:
 @settings(max_examples=examples(EXAMPLES))
 @given(randoms, st.integers(1, 3))
 def test_they_are_left_out_before_the_fold(rng: Random, ranges: int) -> None:
-    """Truncates and snapshot ends stay: they end rows of lower positions only."""
+    """So are the snapshot ends of reads by another key. A truncate ends every row, whatever its key."""
     events = drawn(rng)
     starts = sorted(tuple(each.at) for each in rng.choices(events, k=2 * ranges))
     others: list[PositionRange] = list(zip(starts[::2], starts[1::2], strict=True))
@@ -88,7 +90,7 @@ def test_they_are_left_out_before_the_fold(rng: Random, ranges: int) -> None:
         others.append((starts[-1], None))
     table = _unprepared(events)
     stays = [
-        op not in _OF_ROWS or not any(start <= at and (end is None or at < end) for start, end in others)
+        op not in _BY_KEY or not any(start <= at and (end is None or at < end) for start, end in others)
         for op, at in zip(
             table["op"].to_pylist(),
             zip(*(table[name].to_pylist() for name in ("epoch", "commit_lsn", "ordinal")), strict=True),
@@ -110,7 +112,7 @@ def test_spark_leaves_out_the_same(spark: SparkSession, open_end: bool) -> None:
     place = F.struct(*(F.col(name).cast("long") for name in ("epoch", "commit_lsn", "ordinal")))
     at = F.struct(*(F.lit(each).cast("long") for each in middle))
     former = (place >= at) if open_end else (place < at)
-    due = to_fold(frame.where(~(former & F.col("op").isin(*_OF_ROWS))))
+    due = to_fold(frame.where(~(former & F.col("op").isin(*_BY_KEY))))
     found = to_fold(frame, others)
     columns = list(EVENT_COLUMNS)
     assert 0 < found.count() < frame.count()

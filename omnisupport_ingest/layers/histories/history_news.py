@@ -182,8 +182,11 @@ def ends_in(files: Iterable[LakeFile], contract: TableContract) -> Iterator[Tabl
         rows = rows.filter(chosen)
         at, landed = columnar.micros(rows["source_ts"]), columnar.micros(rows["landed_at"])
         for number, row in enumerate(rows.drop_columns(["source_ts", "landed_at"]).to_pylist()):
+            position = row["epoch"], row["commit_lsn"], row["ordinal"]
+            if row["op"] == "b" and not contract.has_key_at(position):
+                continue
             yield TableEvent(
-                (row["epoch"], row["commit_lsn"], row["ordinal"]),
+                position,
                 row["op"],
                 False,
                 at[number],  # type: ignore[arg-type]

@@ -74,6 +74,7 @@ from omnisupport_ingest.sources.postgres.snapshot.landed_key import (
     behind_their_snapshots,
     other_landed_keys,
     settle_keys,
+    waiting_tables,
 )
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
@@ -274,9 +275,11 @@ class Capture:
                 captured = self._epoch(dsn, epoch)
                 captured.published.begin(connection)
             snapshots = Snapshots(captured, self._tables)
-            rekeyed = other_landed_keys(self._store, self._tables)
+            settle_keys(self._store, self._tables)
+            other_keys = {*other_landed_keys(self._store, self._tables)}
+            other_keys |= waiting_tables(self._store, self._tables)
             for table in self._tables:
-                if table.name in rekeyed:
+                if table.name in other_keys:
                     # The lake has its rows by the former key; the next run reads it as a whole.
                     continue
                 with lake.rows(table) as rows:
@@ -356,7 +359,7 @@ class Capture:
             return self._prepare_once(session)
         # Before the first event of this run: from here on the changes of these tables name no row.
         self._faults.park_without_contract(epoch, self._published(epoch), self._contracted)
-        settle_keys(self._store, epoch, self._contracted)
+        settle_keys(self._store, self._contracted)
         begin_keys(self._store, epoch, chosen.ready)
         ParkedTables(self._store.folder, epoch.number).take_back([each.name for each in chosen.ready])
         self._faults.log_left_out(epoch, self._captured, chosen.findings, chosen.wrong)
@@ -382,18 +385,21 @@ class Capture:
             self._faults.request_back(epoch, self._contracted)
         requested = SnapshotRequests(self._store.folder).whole_tables().keys()
         parked = ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else {}
+        if back := parked.keys() & requested:
+            self._follow_contracts(back)
         wanted = tuple(each for each in self._contracted if each.name not in parked or each.name in requested)
         with suppress(SourceRefused):  # A standby, which the preflight below reports.
             # Read this before the tables are checked.
             self._tables_checked_from = wal_clock(session.connection).flushed
         findings = self._findings(session, epoch, wanted)
-        blocked: dict[str, str] = {}
+        blocked, behind = dict[str, str](), dict[str, str]()
         if epoch is not None:
             with suppress(SourceRefused):  # As above.
                 blocked = self._blocked_by_schema(epoch, session.connection, wanted, requested)
             findings = followed_anyway(findings, self._changed_while_captured(epoch, requested))
             other_keys = other_landed_keys(self._store, wanted).keys()
-            blocked |= behind_their_snapshots(self._store, epoch, other_keys & requested)
+            behind = behind_their_snapshots(self._store, epoch, other_keys & requested)
+            blocked |= behind
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         others = tuple(each for each in self._contracted if each not in ready)
@@ -401,7 +407,8 @@ class Capture:
         if epoch is not None and blocked:
             # Park these first, because a person decides about the schema that is recorded here.
             self._faults.park(epoch, self._published(epoch), blocked)
-        if not ready:
+        # A table that is behind needs the stream to go on, even if it is alone.
+        if not ready and not behind:
             now = datetime.now(UTC)
             parked = {name: ParkedTable(reason, now) for name, reason in wrong.items()}
             if epoch is not None:
@@ -508,6 +515,13 @@ class Capture:
         with SnapshotThread(snapshots, added, stop, stream.proved) as thread:
             stream.follow(None, thread.stop)
         thread.raise_failure()
+
+    def _follow_contracts(self, names: Collection[str]) -> None:
+        """Take the tables called ``names`` by their present contracts: somebody has them read by these."""
+        with suppress(IngestError):
+            tables = self._contracts_now().of_source(self._settings.source)
+            now = {each.name: each.as_captured for each in tables if each.name in names}
+            self._contracted = tuple(now.get(each.name, each) for each in self._contracted)
 
     def _contracts_now(self) -> Contracts:
         """Read the contracts again. Their values are encrypted from now on, so before a table is added."""

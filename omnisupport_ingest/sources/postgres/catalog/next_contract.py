@@ -47,12 +47,14 @@ class Step:
 class NextContract:
     """The ``document`` of the next version, and the steps to it. Without steps it is the present version.
 
-    ``for_a_person``: changes that no edit of the contract covers, as sentences.
+    ``for_a_person``: changes that no edit of the contract covers, as sentences. ``renamed_key``: the names of
+    the key's columns if one of them was renamed and the key is no other one.
     """
 
     document: dict[str, Any]
     steps: tuple[Step, ...]
     for_a_person: tuple[str, ...]
+    renamed_key: tuple[str, ...] = ()
 
     @property
     def compatibility(self) -> str | None:
@@ -110,7 +112,8 @@ def next_contract(
         draft.set_personal({name: note | {"policy": DROP} for name, note in new.items()})
     for name, note in new.items():
         draft.for_a_person.append(f"x-cdc.pii.{name} leaves the column out until you decide. {note['note']}")
-    proposal = NextContract(draft.document, tuple(draft.steps), tuple(draft.for_a_person))
+    renamed_key = tuple(draft.policy["key"]) if draft.key_is_renamed else ()
+    proposal = NextContract(draft.document, tuple(draft.steps), tuple(draft.for_a_person), renamed_key)
     if proposal.compatibility is not None:
         major = int(proposal.compatibility == BREAKING)
         draft.policy["version"] = raised(draft.policy["version"], major=major, minor=1)
@@ -127,6 +130,7 @@ class _Draft:
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []
         self.added: list[str] = []
+        self.key_is_renamed = False
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -153,6 +157,7 @@ class _Draft:
                 )
                 continue
             names = {old: new}
+            self.key_is_renamed |= old in self.policy["key"]
             self.policy["key"] = [names.get(each, each) for each in self.policy["key"]]
             self.document["properties"] = {
                 names.get(each, each): line for each, line in self.properties.items()
@@ -194,7 +199,7 @@ class _Draft:
         for name in key:
             if name not in self.document["required"]:
                 self._require(name)
-        self.policy["key"] = list(key)
+        self.policy["key"], self.key_is_renamed = list(key), False
         self._step(
             BREAKING, "x-cdc.key", f"the key is {', '.join(key)}, was {', '.join(former)}",
             "dimension and history begin anew when the table has been read by it, and show it by the former "

@@ -32,7 +32,7 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import (
     end_of_chain,
     expected_slot,
 )
-from omnisupport_ingest.sources.postgres.snapshot.landed_key import other_landed_keys
+from omnisupport_ingest.sources.postgres.snapshot.landed_key import other_landed_keys, tables_without_read
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
 
@@ -43,11 +43,29 @@ def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) ->
     An event contains only the values of its key. Read with another key, they would belong to other rows.
     """
     requested = SnapshotRequests(store.folder).whole_tables()
-    landed = other_landed_keys(store, tables)
-    return tuple(
-        _other_key(each, landed[each.name])
-        for each in tables
-        if each.name in landed and each.name not in requested
+    landed, waiting = other_landed_keys(store, tables), tables_without_read(store, tables)
+    return (
+        *(
+            _other_key(each, landed[each.name])
+            for each in tables
+            if each.name in landed and each.name not in requested
+        ),
+        *(
+            _not_read(each)
+            for each in tables
+            if each.name in waiting and each.name not in {*landed, *requested}
+        ),
+    )
+
+
+def _not_read(table: TableContract) -> Finding:
+    return Finding(
+        "landed_key",
+        f"{table.full_name} lands with the key ({', '.join(table.key)}), and nothing is to read it by that: "
+        "the lake goes on to show it by the former key.",
+        f'omnisupport-ingest source snapshot {table.name} --reason "another key"',
+        Severity.WARNS,
+        table=table.name,
     )
 
 

@@ -77,21 +77,46 @@ def behind_their_snapshots(store: LandingStore, epoch: EpochRecord, names: Colle
     return waiting
 
 
-def settle_keys(store: LandingStore, epoch: EpochRecord, tables: Iterable[TableContract]) -> None:
+def waiting_tables(store: LandingStore, tables: Iterable[TableContract]) -> set[str]:
+    """Return the names of those of ``tables`` that have still to be read by the key with which they land."""
+    keys = LandedKeys(store.folder).all()
+    return {each.name for each in tables if each.full_name in keys and keys[each.full_name].waits}
+
+
+def tables_without_read(store: LandingStore, tables: Iterable[TableContract]) -> set[str]:
+    """Return the names of those of ``waiting_tables`` that no snapshot which has begun will read."""
+    waiting, epoch = waiting_tables(store, tables), store.current_epoch()
+    plans = SnapshotPlans(store.folder).all(epoch.number) if waiting and epoch is not None else []
+    begun = {each.table for each in plans if each.scope is None and not store.exists(each.boundary_id)}
+    return waiting - begun
+
+
+def settle_keys(store: LandingStore, tables: Iterable[TableContract]) -> None:
     """Put the newest key of each table in force whose snapshot by it has ended."""
     record = LandedKeys(store.folder)
-    pending = {name: each for name, each in record.all().items() if each.in_force != each.newest}
-    names = {each.name: each.full_name for each in tables if each.full_name in pending}
-    ended = set()
-    for plan in SnapshotPlans(store.folder).all(epoch.number) if names else ():
-        if plan.table not in names or plan.scope is not None or not store.exists(plan.boundary_id):
-            continue
-        era, end = pending[names[plan.table]].eras[-1], store.read(plan.boundary_id).chunk
-        at = (plan.epoch, end.low, plan.boundary_ordinal) if end is not None else None
-        if at is not None and at >= (era.epoch, era.commit_lsn, era.ordinal):
-            ended.add(names[plan.table])
+    pending = {name: each.eras[-1] for name, each in record.all().items() if each.waits}
+    ended = {
+        each.full_name
+        for each in tables
+        if each.full_name in pending and _was_read(store, each.name, pending[each.full_name])
+    }
     if ended:
         record.update(lambda known: {name: known[name].settled for name in ended})
+
+
+def _was_read(store: LandingStore, table: str, era: KeyEra) -> bool:
+    """Whether a snapshot of all of ``table`` has ended that was read in ``era``."""
+    plans = SnapshotPlans(store.folder)
+    for epoch in (each.epoch for each in store.epoch_standings() if each.epoch >= era.epoch):
+        for plan in plans.all(epoch):
+            # A compared snapshot landed no rows that are in the lake, which has them by the former key.
+            if plan.table != table or plan.scope is not None or plan.compared:
+                continue
+            end = store.read(plan.boundary_id).chunk if store.exists(plan.boundary_id) else None
+            begins = era.epoch, era.commit_lsn, era.ordinal
+            if end is not None and (plan.epoch, end.low, plan.boundary_ordinal) >= begins:
+                return True
+    return False
 
 
 def _keys_of(store: LandingStore, tables: Sequence[TableContract]) -> dict[str, KeysOfTable]:

@@ -148,7 +148,7 @@ class ParallelReading:
                 scope=plan.scope,
             )
             batch = writer.seal(chunk=span)
-        settle_keys(context.store, self._epoch.record, [table])
+        settle_keys(context.store, [table])
         with self._lock:
             self._high = max(self._high, high)
         self._epoch.landed(batch)

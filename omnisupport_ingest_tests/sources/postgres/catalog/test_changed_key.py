@@ -74,7 +74,7 @@ class Story:
     @property
     def in_force(self) -> tuple[str, ...] | None:
         keys = LandedKeys(self.source.store.folder).of(f"public.{TABLE}")
-        return None if keys is None else keys.in_force
+        return None if keys is None else keys.eras[keys.in_force].key
 
     def everything(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Dimension and history without what names a run."""
