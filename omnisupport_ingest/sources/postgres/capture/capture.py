@@ -382,7 +382,8 @@ class Capture:
             findings = followed_anyway(findings, self._changed_while_captured(epoch, requested))
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
-        others = tuple(each for each in self._contracted if each not in ready)
+        names = {each.name for each in ready}
+        others = tuple(each for each in self._contracted if each.name not in names)
         self._captured = CapturedTables(ready, others)
         if epoch is not None and blocked:
             # Park these first, because a person decides about the schema that is recorded here.

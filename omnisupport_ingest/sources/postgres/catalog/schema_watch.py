@@ -10,7 +10,7 @@ Under ``pinned``, nothing happens. In each case raw has every value.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +65,7 @@ class SchemaWatch:
         self.changes, self._publication = changes, publication
         self._learned, self._epoch = learned, epoch
         self._contracts = {each.name: each for each in contracts}
+        self._by_table = _by_table(self._contracts.values())
         self._watermarks, self._lock = CatalogWatermarks(), threading.Lock()
         self._described: dict[TableName, tuple[object, ...]] = {}
 
@@ -85,6 +86,7 @@ class SchemaWatch:
         """Check the tables of ``contracts`` too. These contracts replace older ones of the same name."""
         with self._lock:
             self._contracts |= {each.name: each for each in contracts}
+            self._by_table = _by_table(self._contracts.values())
 
     def look(self, connection: Connection) -> tuple[SchemaChange, ...]:
         """Record what has changed since the last check, let additive contracts learn; return the changes."""
@@ -105,14 +107,15 @@ class SchemaWatch:
         name: TableName,
         columns: Mapping[str, str],
         commit_lsn: int,
-        captured: Collection[TableContract],
+        captured: Callable[[str], TableContract | None],
     ) -> None:
         """Handle a description of table ``name`` in the stream, before rows of its transaction land.
 
-        ``columns``: name → type. ``commit_lsn``: of that transaction. ``captured``: the captured tables.
+        ``columns``: name → type. ``commit_lsn``: of that transaction. ``captured``: returns the contract of
+        that name if its table is captured. The catalogs are asked only if the last look saw other columns.
         Raises ``SchemaChangeBlocked`` as ``require`` does.
         """
-        contract = next((each for each in self._contracts.values() if each.table_name == name), None)
+        contract = self._by_table.get(name)
         if contract is None:
             return
         description = tuple(columns.items())
@@ -124,7 +127,8 @@ class SchemaWatch:
             self.look(connection)
             self._doubt_new_columns(contract.name, columns, commit_lsn)
         self.changes.first_rows(contract.name, columns, Lsn(commit_lsn))
-        self.require([each for each in captured if each.name == contract.name])
+        if (in_force := captured(contract.name)) is not None:
+            self.require([in_force])
         self._described[name] = description
 
     def _doubt_new_columns(self, table: str, described: Collection[str], commit_lsn: int) -> None:
@@ -228,6 +232,11 @@ class SchemaWatch:
             if table is not None and table.columns:
                 columns = tuple(column for column in each.seen.columns if column.name in table.columns)
                 each.seen = replace(each.seen, columns=columns)
+
+
+def _by_table(contracts: Iterable[TableContract]) -> dict[TableName, TableContract]:
+    """Return ``contracts`` by the names of their tables; of two with one table, the first."""
+    return {each.table_name: each for each in reversed([*contracts])}
 
 
 def _fits(contract: TableContract, seen: SeenTable) -> bool:

@@ -16,7 +16,7 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
+from omnisupport_ingest.landing.names import chunk_prefix, first_chunk_of, is_snapshot_end
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
@@ -44,10 +44,14 @@ def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) ->
     An event contains only the values of its key. Read with another key, they would belong to other rows.
     """
     landed: dict[TableName, tuple[str, ...]] = {}
+    unseen = {each.table_name for each in tables}
     for batch in _describing_batches(store):
         for relation in batch.relations:
             if relation.key_columns:
                 landed.setdefault((relation.schema, relation.table), relation.key_columns)
+        # Older batches would add nothing.
+        if unseen <= landed.keys():
+            break
     return tuple(
         _other_key(table, landed[table.schema, table.table])
         for table in tables
@@ -63,12 +67,10 @@ def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
     if last is not None:
         yield last
     chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
-    for end_id in reversed([name for name in chunks if name.endswith("-boundary")]):
-        end = store.read(end_id)
-        if end.chunk is not None:
-            first = chunk_batch_id(end.epoch, end.chunk.snapshot_id, end.chunk.table, 0, 1)
-            if store.exists(first):
-                yield store.read(first)
+    for end_id in reversed([name for name in chunks if is_snapshot_end(name)]):
+        first = first_chunk_of(end_id)
+        if store.exists(first):
+            yield store.read(first)
 
 
 def _other_key(table: TableContract, landed: tuple[str, ...]) -> Finding:
