@@ -74,13 +74,13 @@ class SchemaWatch:
         cls,
         home: Path,
         source: str,
-        folder: Path,
+        changes: SchemaChanges,
         epoch: int,
         contracts: Sequence[TableContract],
         publication: str | None = None,
     ) -> SchemaWatch:
-        """Return the watch of ``source`` in ``home``. ``folder``: the landing folder of the source."""
-        return cls(SchemaChanges(folder), LearnedColumns(home, source), epoch, contracts, publication)
+        """Return the watch of ``source`` in ``home``. ``changes``: the record of the source."""
+        return cls(changes, LearnedColumns(home, source), epoch, contracts, publication)
 
     def add_tables(self, contracts: Sequence[TableContract]) -> None:
         """Check the tables of ``contracts`` too. These contracts replace older ones of the same name."""

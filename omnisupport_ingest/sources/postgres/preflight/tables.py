@@ -49,10 +49,14 @@ def read_tables(connection: Connection, contracts: Sequence[TableContract]) -> d
         # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_TABLES, named)
         rows = cursor.fetchall()
-    return {
-        (schema, table): SourceTable(*facts, not_null=dict(zip(columns, not_null, strict=True)))
-        for schema, table, *facts, columns, not_null in rows
-    }
+    tables = {}
+    for schema, table, *facts, columns, not_null in rows:
+        oid, kind, persistence, identity, may_use, may_read, owned, hides_rows = facts
+        declared = dict(zip(columns, not_null, strict=True))
+        tables[schema, table] = SourceTable(
+            oid, kind, persistence, identity, may_use, may_read, owned, hides_rows, declared
+        )
+    return tables
 
 
 _TABLES = """
