@@ -111,8 +111,9 @@ class SchemaWatch:
     ) -> None:
         """Handle a description of table ``name`` in the stream, before rows of its transaction land.
 
-        ``columns``: name → type. ``commit_lsn``: of that transaction. ``captured``: returns the contract of
-        that name if its table is captured. The catalogs are asked only if the last look saw other columns.
+        ``columns``: name → type, of a domain its base type. ``commit_lsn``: of that transaction.
+        ``captured``: returns the contract of that name if its table is captured. The catalogs are asked if
+        the table was described otherwise before, or the last look saw other columns or types.
         Raises ``SchemaChangeBlocked`` as ``require`` does.
         """
         contract = self._by_table.get(name)
@@ -121,15 +122,24 @@ class SchemaWatch:
         description = tuple(columns.items())
         if self._described.get(name) == description:
             return
-        known = self.changes.tables().get(contract.name)
-        names = None if known is None else {each.name for each in known.columns}
-        if name in self._described or names != set(columns):
+        if name in self._described or self._is_news(contract.name, columns, commit_lsn):
             self.look(connection)
             self._doubt_new_columns(contract.name, columns, commit_lsn)
         self.changes.first_rows(contract.name, columns, Lsn(commit_lsn))
         if (in_force := captured(contract.name)) is not None:
             self.require([in_force])
         self._described[name] = description
+
+    def _is_news(self, table: str, columns: Mapping[str, str], commit_lsn: int) -> bool:
+        """Whether the stream describes ``table`` with a schema that the last look may not have seen."""
+        held = self.changes.held()
+        seen = held.tables.get(table)
+        if seen is None or {each.name for each in seen.columns} != columns.keys():
+            return True
+        # A type that is older than the last look is of a stream that is behind: another look shows no more.
+        return commit_lsn >= held.certain.value and any(
+            each.pg_type != columns[each.name] for each in seen.columns
+        )
 
     def _doubt_new_columns(self, table: str, described: Collection[str], commit_lsn: int) -> None:
         """Take back what is proven of new columns if rows come with a name that no look has seen.
