@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.capture import capture_once
@@ -31,6 +32,8 @@ def main() -> None:
     contracts = load_contracts(Path(contracts_folder))
     # A run may go on in a copy of a home, whose slot is a copy too.
     HomeIdentity(home).adopt({})
+    # And whose index of landing has to be made again, as it is valid only where it was made.
+    LandingStore(home.landing, settings.source).windows()
     landed: list[Manifest] = []
     began, cpu = time.monotonic(), sum(os.times()[:4])
     capture_once(settings, home, contracts, Lsn.parse(until), landed.append)

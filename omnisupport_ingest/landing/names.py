@@ -16,6 +16,7 @@ from omnisupport_ingest.position import Lsn
 _SAFE = re.compile(r"[A-Za-z0-9_.]{1,80}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.]")
 _OF_KAFKA = re.compile(r"e[0-9]{6,9}-k-")
+_OF_SNAPSHOT_END = re.compile(r"-[0-9]{6,}-a[0-9]+-boundary$")
 _IN_EPOCH = re.compile(r"e([0-9]{6,9})-[rs]-")
 
 
@@ -31,6 +32,17 @@ def chunk_batch_id(
     (``boundary``)."""
     name = f"{chunk_prefix(epoch)}{_safe(snapshot_id)}-{_safe(table)}-{chunk:06d}-a{attempt}"
     return f"{name}-boundary" if boundary else name
+
+
+def first_chunk_of(snapshot_end: str) -> str:
+    """Return the name of the first attempt at the first chunk of the snapshot whose end is the batch
+    ``snapshot_end``."""
+    return _OF_SNAPSHOT_END.sub("-000000-a1", snapshot_end)
+
+
+def is_snapshot_end(batch_id: str) -> bool:
+    """Return whether a batch is the end of a snapshot, by its name."""
+    return _OF_SNAPSHOT_END.search(batch_id) is not None
 
 
 def file_batch_id(sha256: str) -> str:

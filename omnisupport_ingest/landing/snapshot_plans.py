@@ -117,14 +117,16 @@ class SnapshotPlans:
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
         self._folder = folder / _FOLDER
+        self._read: dict[Path, SnapshotPlan] = {}
 
     def all(self, epoch: int) -> list[SnapshotPlan]:
         """Return the plans of ``epoch``, in the order in which they were made. Raises the errors of
-        ``encoding.decode``."""
+        ``encoding.decode``. Each file is read once, as plans never change."""
         if not self._folder.is_dir():
             return []
         files = sorted(self._folder.glob(f"e{epoch:06d}-*.json"))
-        return sorted(map(_read, files), key=lambda plan: plan.boundary_ordinal)
+        self._read = {file: self._read.get(file) or _read(file) for file in files}
+        return sorted(self._read.values(), key=lambda plan: plan.boundary_ordinal)
 
     def write(self, plan: SnapshotPlan) -> None:
         """Write ``plan``; durable when this returns. Each plan has its own ordinal of the snapshot end, and

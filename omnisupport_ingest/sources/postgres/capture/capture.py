@@ -22,6 +22,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
@@ -90,7 +91,8 @@ _PROOF = Lsn(0)
 """A goal that is reached as soon as the stream has proved that it continues what has landed."""
 
 _MANIFESTS_IN_MEMORY = 1000
-"""Largest number of manifests kept in memory, because a capture may run for months."""
+"""Largest number of manifests kept in memory, because a capture may run for months; and two for each table: a
+start asks several times for the first chunk and the end of its snapshot."""
 
 OnLanded = Callable[[Manifest], None]
 """Called with each batch when it is durable. A batch of the stream is then also confirmed, unless the source
@@ -160,12 +162,13 @@ class Capture:
         self._store = LandingStore(
             home.landing,
             settings.source,
-            remembered=_MANIFESTS_IN_MEMORY,
+            remembered=_MANIFESTS_IN_MEMORY + 2 * len(self._contracted),
             as_landed=encrypting,
             divisions_as_landed=encrypting.divisions,
         )
         self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)
+        self._schema_changes = SchemaChanges(self._store.folder)
         self._landed_lock = threading.Lock()
         self._tables_checked_from = Lsn(0)
 
@@ -358,7 +361,8 @@ class Capture:
             self._handle_fault(epoch, missed)
             return self._prepare_once(session)
         # Before the first event of this run: from here on the changes of these tables name no row.
-        self._faults.park_without_contract(epoch, self._published(epoch), self._contracted)
+        seen = self._schema_changes.tables()
+        self._faults.park_without_contract(epoch, self._published(epoch), self._contracted, seen)
         settle_keys(self._store, self._contracted)
         begin_keys(self._store, epoch, chosen.ready)
         ParkedTables(self._store.folder, epoch.number).take_back([each.name for each in chosen.ready])
@@ -379,6 +383,8 @@ class Capture:
 
         ``_captured`` has them then. Raises an error if no table can be captured.
         """
+        # Read once for this start: another process may have landed since the last one.
+        self._schema_changes = SchemaChanges(self._store.folder)
         # Including tables that an earlier run added.
         self._contracted = tuple({each.name: each for each in (*self._contracted, *self._tables)}.values())
         if epoch is not None:
@@ -402,7 +408,8 @@ class Capture:
             blocked |= behind
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
-        others = tuple(each for each in self._contracted if each not in ready)
+        names = {each.name for each in ready}
+        others = tuple(each for each in self._contracted if each.name not in names)
         self._captured = CapturedTables(ready, others)
         if epoch is not None and blocked:
             # Park these first, because a person decides about the schema that is recorded here.
@@ -472,9 +479,9 @@ class Capture:
         }
 
     def _schemas(self, epoch: EpochRecord) -> SchemaWatch:
-        folder, source = self._store.folder, self._settings.source
+        home, source, changes = self._home.path, self._settings.source, self._schema_changes
         publication = self._settings.publication
-        return SchemaWatch.of(self._home.path, source, folder, epoch.number, self._contracted, publication)
+        return SchemaWatch.of(home, source, changes, epoch.number, self._contracted, publication)
 
     def _published(self, epoch: EpochRecord) -> PublishedTables:
         requests = SnapshotRequests(self._store.folder)

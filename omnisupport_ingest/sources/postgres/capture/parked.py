@@ -38,7 +38,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges, gives_other_keys
+from omnisupport_ingest.landing.schema_changes import SchemaChange, SeenTable, gives_other_keys
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
@@ -278,12 +278,18 @@ class TableFaults:
         ParkedTables(self._store.folder, epoch.number).park(reasons)
 
     def park_without_contract(
-        self, epoch: EpochRecord, published: PublishedTables, contracted: Sequence[TableContract]
+        self,
+        epoch: EpochRecord,
+        published: PublishedTables,
+        contracted: Sequence[TableContract],
+        seen: Mapping[str, SeenTable],
     ) -> None:
-        """Park the captured tables that no contract of ``contracted`` names any more."""
+        """Park the captured tables that no contract of ``contracted`` names any more.
+
+        ``seen``: the tables as they were last seen, by the names of their contracts.
+        """
         captured = recorded_tables(self._store.folder, epoch.number)
         named = {each.full_name for each in contracted}
-        seen = SchemaChanges(self._store.folder).read().tables
         away = [name for name, each in seen.items() if each.name in captured - named]
         parked = ParkedTables(self._store.folder, epoch.number).all()
         if new := [name for name in away if name not in parked]:

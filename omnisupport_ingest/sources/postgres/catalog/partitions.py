@@ -113,12 +113,38 @@ WHERE leaf.oid = %s::bigint::oid AND leaf.relispartition
 """
 
 
-def is_partitioned(connection: Connection, oid: int) -> bool:
-    """Whether the table ``oid`` is partitioned; False if it is gone."""
-    with source_errors("looking for partitions"), connection.cursor() as cursor:
-        cursor.execute("SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,))
-        (partitioned,) = cursor.fetchone()
-    return bool(partitioned)
+class PartitionedTables:
+    """Which tables are partitioned, by oid. A table stays what it is, so each is asked for only once.
+
+    One query asks for the tables with contracts, however many there are.
+    """
+
+    def __init__(self, connection: Connection, tables: Collection[TableName]) -> None:
+        """``tables``: those with contracts. Raises ``SourceUnavailable``."""
+        self._connection = connection
+        named = [schema for schema, _ in tables], [name for _, name in tables]
+        with source_errors("looking for partitioned tables"), connection.cursor() as cursor:
+            # No failpoint: a SELECT, put together elsewhere.
+            cursor.execute(_PARTITIONED, named)
+            self._known: dict[int, bool] = dict(cursor.fetchall())
+
+    def has(self, oid: int) -> bool:
+        """Whether the table ``oid`` is partitioned; False if it was gone when it was first asked for."""
+        if oid not in self._known:
+            with source_errors("looking for partitions"), self._connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,)
+                )
+                (self._known[oid],) = cursor.fetchone()
+        return self._known[oid]
+
+
+_PARTITIONED = """
+SELECT c.oid::bigint, c.relkind = 'p'
+FROM unnest(%s::text[], %s::text[]) w (schema, name)
+JOIN pg_namespace n ON n.nspname = w.schema
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
+"""
 
 
 def rows_of(connection: Connection, oid: str) -> str | None:

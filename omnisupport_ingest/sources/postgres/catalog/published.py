@@ -65,6 +65,29 @@ class Published:
     format_version: int = FORMAT_VERSION
 
 
+class _Places:
+    """The recorded tables by name and by oid, so that the first sight of a table does not search them all."""
+
+    def __init__(self, record: Published | None) -> None:
+        self.record = record
+        self._order: dict[str, int] = {}
+        self._by_name: dict[str, dict[str, RecordedTable]] = {}
+        self._by_oid: dict[int, dict[str, RecordedTable]] = {}
+        for number, (contract, table) in enumerate(record.tables.items() if record is not None else ()):
+            self._order[contract] = number
+            self._by_name.setdefault(table.table, {})[contract] = table
+            self._by_oid.setdefault(table.relation, {})[contract] = table
+
+    def named(self, name: str) -> Mapping[str, RecordedTable]:
+        """Return the tables called ``name`` (``schema.table``), by the names of their contracts."""
+        return self._by_name.get(name, {})
+
+    def named_or_of(self, name: str, oid: int) -> Mapping[str, RecordedTable]:
+        """Return the tables called ``name``, and those with ``oid``, in the order of the record."""
+        found = {**self.named(name), **self._by_oid.get(oid, {})}
+        return {contract: found[contract] for contract in sorted(found, key=self._order.__getitem__)}
+
+
 class PublishedTables:
     """The record of how the tables of one epoch are published, in the landing folder. Thread-safe."""
 
@@ -85,6 +108,7 @@ class PublishedTables:
         self._requested, self._lock = requested, threading.Lock()
         self._read_below: dict[str, Lsn] = {}
         self._record = self._durable = _read(self._path)
+        self._places = _Places(self._record)
 
     def require_publication(self, connection: Connection) -> None:
         """Raise ``GapInSource`` if the publication is no longer the recorded one."""
@@ -150,9 +174,7 @@ class PublishedTables:
         Call it before anything of the transaction that committed at ``commit_lsn`` lands.
         """
         name, at = f"{relation.schema}.{relation.table}", Lsn(commit_lsn)
-        with self._lock:
-            record = self._record
-        for contract, table in record.tables.items() if record is not None else ():
+        for contract, table in self._recorded().named_or_of(name, relation.oid).items():
             renamed = relation.oid == table.relation and name != table.table
             other = relation.oid != table.relation and name == table.table
             if not (renamed or other) or contract not in self._names:
@@ -191,34 +213,34 @@ class PublishedTables:
 
         Then no change at or below ``commit_lsn`` matters for the final state of the table.
         """
-        with self._lock:
-            tables = {} if self._record is None else self._record.tables
-        full_name = ".".join(name)
-        for contract, table in tables.items():
-            if table.table == full_name:
-                return commit_lsn < max(table.since, self._read_below.get(contract, Lsn(0))).value
+        for contract, table in self._recorded().named(".".join(name)).items():
+            return commit_lsn < max(table.since, self._read_below.get(contract, Lsn(0))).value
         return True
 
     def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
         """Return ``read_above``. If True, record the change as missed until that snapshot, for ``reason``."""
-        with self._lock:
-            tables = {} if self._record is None else self._record.tables
-        for contract, table in tables.items():
-            if table.table == ".".join(name):
-                if not self.read_above(name, commit_lsn):
-                    return False
-                to = page_end(table.since) if commit_lsn < table.since.value else None
-                self.lost.add(contract, reason, Lsn(commit_lsn), to)
+        for contract, table in self._recorded().named(".".join(name)).items():
+            if not self.read_above(name, commit_lsn):
+                return False
+            to = page_end(table.since) if commit_lsn < table.since.value else None
+            self.lost.add(contract, reason, Lsn(commit_lsn), to)
         return True
+
+    def _recorded(self) -> _Places:
+        with self._lock:
+            if self._places.record is not self._record:
+                self._places = _Places(self._record)
+            return self._places
 
     def _compare(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
         self._compare_publication(now, record)
         if self._record is None:
             return
+        names = self._names
         changed = {
             name: change
             for name, before in self._record.tables.items()
-            if name in self._names
+            if name in names
             if (change := _difference(before, now.tables.get(name))) is not None
         }
         if not changed:

@@ -124,18 +124,42 @@ class TypeNames:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._names: dict[tuple[int, int], str] = {}
+        self._names: dict[tuple[int, int], tuple[str, str]] = {}
 
     def of(self, columns: Iterable[RelationColumn]) -> tuple[str, ...]:
         """Return the types of ``columns``; ``???`` stands for a type that has been dropped since."""
+        return tuple(name for name, _ in self._of(columns))
+
+    def base_of(self, columns: Iterable[RelationColumn]) -> tuple[str, ...]:
+        """Return the types of ``columns``, of a domain its base type, as ``LiveColumn`` has them."""
+        return tuple(base for _, base in self._of(columns))
+
+    def _of(self, columns: Iterable[RelationColumn]) -> list[tuple[str, str]]:
         pairs = [(column.type_oid, column.type_modifier) for column in columns]
         unknown = sorted(set(pairs) - self._names.keys())
         if unknown:
             with source_errors("reading names of types"), self._connection.cursor() as cursor:
                 for pair in unknown:
-                    cursor.execute("SELECT format_type(%s, %s)", pair)
-                    (self._names[pair],) = cursor.fetchone()
-        return tuple(self._names[pair] for pair in pairs)
+                    # No failpoint: a SELECT, put together elsewhere.
+                    cursor.execute(_TYPE, (*pair, *pair))
+                    self._names[pair] = cursor.fetchone()
+        return [self._names[pair] for pair in pairs]
+
+
+# Domains, and arrays of domains, are resolved as in ``live_table``.
+_TYPE = """
+WITH RECURSIVE base (type, modifier, elements, depth) AS (
+    SELECT %s::bigint::oid, %s, '', 0
+  UNION ALL
+    SELECT CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.typelem END,
+           CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE -1 END,
+           CASE WHEN t.typtype = 'd' THEN b.elements ELSE b.elements || '[]' END, b.depth + 1
+    FROM base b JOIN pg_type t ON t.oid = b.type LEFT JOIN pg_type e ON e.oid = t.typelem
+    WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND e.typtype = 'd')
+)
+SELECT format_type(%s::bigint::oid, %s), format_type(type, modifier) || elements
+FROM base ORDER BY depth DESC LIMIT 1
+"""
 
 
 _LOCK_SECONDS = 2

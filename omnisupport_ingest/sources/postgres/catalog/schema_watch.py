@@ -10,7 +10,7 @@ Under ``pinned``, nothing happens. In each case raw has every value.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +65,7 @@ class SchemaWatch:
         self.changes, self._publication = changes, publication
         self._learned, self._epoch = learned, epoch
         self._contracts = {each.name: each for each in contracts}
+        self._by_table = _by_table(self._contracts.values())
         self._watermarks, self._lock = CatalogWatermarks(), threading.Lock()
         self._described: dict[TableName, tuple[object, ...]] = {}
 
@@ -73,18 +74,19 @@ class SchemaWatch:
         cls,
         home: Path,
         source: str,
-        folder: Path,
+        changes: SchemaChanges,
         epoch: int,
         contracts: Sequence[TableContract],
         publication: str | None = None,
     ) -> SchemaWatch:
-        """Return the watch of ``source`` in ``home``. ``folder``: the landing folder of the source."""
-        return cls(SchemaChanges(folder), LearnedColumns(home, source), epoch, contracts, publication)
+        """Return the watch of ``source`` in ``home``. ``changes``: the record of the source."""
+        return cls(changes, LearnedColumns(home, source), epoch, contracts, publication)
 
     def add_tables(self, contracts: Sequence[TableContract]) -> None:
         """Check the tables of ``contracts`` too. These contracts replace older ones of the same name."""
         with self._lock:
             self._contracts |= {each.name: each for each in contracts}
+            self._by_table = _by_table(self._contracts.values())
 
     def look(self, connection: Connection) -> tuple[SchemaChange, ...]:
         """Record what has changed since the last check, let additive contracts learn; return the changes."""
@@ -105,27 +107,39 @@ class SchemaWatch:
         name: TableName,
         columns: Mapping[str, str],
         commit_lsn: int,
-        captured: Collection[TableContract],
+        captured: Callable[[str], TableContract | None],
     ) -> None:
         """Handle a description of table ``name`` in the stream, before rows of its transaction land.
 
-        ``columns``: name → type. ``commit_lsn``: of that transaction. ``captured``: the captured tables.
+        ``columns``: name → type, of a domain its base type. ``commit_lsn``: of that transaction.
+        ``captured``: returns the contract of that name if its table is captured. The catalogs are asked if
+        the table was described otherwise before, or the last look saw other columns or types.
         Raises ``SchemaChangeBlocked`` as ``require`` does.
         """
-        contract = next((each for each in self._contracts.values() if each.table_name == name), None)
+        contract = self._by_table.get(name)
         if contract is None:
             return
         description = tuple(columns.items())
         if self._described.get(name) == description:
             return
-        known = self.changes.tables().get(contract.name)
-        names = None if known is None else {each.name for each in known.columns}
-        if name in self._described or names != set(columns):
+        if name in self._described or self._is_news(contract.name, columns, commit_lsn):
             self.look(connection)
             self._doubt_new_columns(contract.name, columns, commit_lsn)
         self.changes.first_rows(contract.name, columns, Lsn(commit_lsn))
-        self.require([each for each in captured if each.name == contract.name])
+        if (in_force := captured(contract.name)) is not None:
+            self.require([in_force])
         self._described[name] = description
+
+    def _is_news(self, table: str, columns: Mapping[str, str], commit_lsn: int) -> bool:
+        """Whether the stream describes ``table`` with a schema that the last look may not have seen."""
+        held = self.changes.held()
+        seen = held.tables.get(table)
+        if seen is None or {each.name for each in seen.columns} != columns.keys():
+            return True
+        # A type that is older than the last look is of a stream that is behind: another look shows no more.
+        return commit_lsn >= held.certain.value and any(
+            each.pg_type != columns[each.name] for each in seen.columns
+        )
 
     def _doubt_new_columns(self, table: str, described: Collection[str], commit_lsn: int) -> None:
         """Take back what is proven of new columns if rows come with a name that no look has seen.
@@ -228,6 +242,11 @@ class SchemaWatch:
             if table is not None and table.columns:
                 columns = tuple(column for column in each.seen.columns if column.name in table.columns)
                 each.seen = replace(each.seen, columns=columns)
+
+
+def _by_table(contracts: Iterable[TableContract]) -> dict[TableName, TableContract]:
+    """Return ``contracts`` by the names of their tables; of two with one table, the first."""
+    return {each.table_name: each for each in reversed([*contracts])}
 
 
 def _fits(contract: TableContract, seen: SeenTable) -> bool:

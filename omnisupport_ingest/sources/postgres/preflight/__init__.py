@@ -23,7 +23,7 @@ from omnisupport_ingest.sources.postgres.preflight.server import (
 )
 from omnisupport_ingest.sources.postgres.preflight.tables import (
     partition_findings,
-    read_table,
+    read_tables,
     table_findings,
 )
 from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
@@ -88,8 +88,9 @@ def _of_tables(
 ) -> Iterator[Finding]:
     present = {}
     live = read_live_tables(connection, [each.table_name for each in tables])
+    of_role = read_tables(connection, tables)
     for contract in tables:
-        table = read_table(connection, contract)
+        table = of_role.get(contract.table_name)
         findings = [*table_findings(contract, table, live.get(contract.table_name), role)]
         if table is not None and table.is_logged:
             present[contract] = table

@@ -7,8 +7,9 @@ table is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from psycopg2.extensions import connection as Connection
 
@@ -28,18 +29,46 @@ from omnisupport_ingest.sources.postgres.session.connection import one_row
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 
-def refused_writes(
-    connection: Connection, publication: str, contract: TableContract, table: SourceTable, unlist: str
-) -> Iterator[Finding]:
-    """Yield a warning for ``table``, or for each of its partitions, whose writes PostgreSQL refuses.
+class PublishedIdentity(NamedTuple):
+    """A table or partition that is published with a row filter or a column list.
 
-    For PostgreSQL 15 and newer. ``unlist``: the SQL that publishes the table without a column list.
+    ``identity``: letter of its replica identity, with the columns ``in_identity``. ``filtered``: columns that
+    the row filter uses. ``listed``: those of the column list; None without one.
+    """
+
+    schema: str
+    name: str
+    identity: str
+    in_identity: list[str]
+    filtered: list[str]
+    listed: list[str] | None
+
+
+def read_identities(
+    connection: Connection, publication: str, oids: Collection[int]
+) -> dict[int, list[PublishedIdentity]]:
+    """Return by oid the identities of those tables of ``oids`` with a row filter or a column list.
+
+    Of a partitioned table, of each partition. For PostgreSQL 15 and newer.
     """
     with connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
-        cursor.execute(_IDENTITIES, (publication, table.oid))
+        cursor.execute(_IDENTITIES, (publication, [*oids]))
         rows = cursor.fetchall()
-    for schema, name, identity, in_identity, filtered, listed in rows:
+    identities: dict[int, list[PublishedIdentity]] = {}
+    for oid, *facts in rows:
+        identities.setdefault(oid, []).append(PublishedIdentity(*facts))
+    return identities
+
+
+def refused_writes(
+    publication: str, contract: TableContract, identities: Collection[PublishedIdentity], unlist: str
+) -> Iterator[Finding]:
+    """Yield a warning for each of ``identities``, of the contract's table, whose writes PostgreSQL refuses.
+
+    ``unlist``: the SQL that publishes the table without a column list.
+    """
+    for schema, name, identity, in_identity, filtered, listed in identities:
         whole = identity == "f"
         beyond = [] if whole else sorted(set(filtered) - set(in_identity))
         unlisted = [] if listed is None or whole else sorted(set(in_identity) - set(listed))
@@ -70,7 +99,7 @@ def refused_writes(
 
 # Only the stored expression of a filter shows which columns it uses.
 _IDENTITIES = r"""
-SELECT n.nspname::text, c.relname::text, c.relreplident::text,
+SELECT r.prrelid::bigint, n.nspname::text, c.relname::text, c.relreplident::text,
        ARRAY(SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid
                AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
              WHERE i.indrelid = c.oid
@@ -80,11 +109,12 @@ SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        (SELECT array_agg(a.attname::text) FROM pg_attribute a
         WHERE a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs))
 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
-JOIN pg_class c ON c.oid = r.prrelid OR c.oid IN (SELECT relid FROM pg_partition_tree(r.prrelid))
+CROSS JOIN LATERAL (SELECT r.prrelid UNION SELECT relid FROM pg_partition_tree(r.prrelid)) AS part (oid)
+JOIN pg_class c ON c.oid = part.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE p.pubname = %s AND r.prrelid = %s AND c.relkind = 'r' AND c.relreplident <> 'n'
+WHERE p.pubname = %s AND r.prrelid = ANY (%s::bigint[]::oid[]) AND c.relkind = 'r' AND c.relreplident <> 'n'
   AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
-ORDER BY 1, 2
+ORDER BY 2, 3
 """
 
 
@@ -108,8 +138,15 @@ def publication_findings(connection: Connection, name: str, tables: Tables, role
         for finding in _of_partitions(publication, contract):
             yield replace(finding, table=contract.name)
     yield from _uncovered(publication, tables, role)
-    for contract in tables:
-        for finding in _of_table(connection, publication, contract, tables[contract]):
+    listed = [
+        table.oid
+        for contract, table in tables.items()
+        if (published := publication.tables.get(contract.table_name)) is not None and published.columns
+    ]
+    # Without column lists, the server is too old to have them, or row filters.
+    identities = read_identities(connection, name, listed) if listed else {}
+    for contract, table in tables.items():
+        for finding in _of_table(publication, contract, table, identities.get(table.oid, ())):
             yield replace(finding, table=contract.name)
 
 
@@ -181,7 +218,10 @@ def _of_partitions(publication: Publication, contract: TableContract) -> Iterato
 
 
 def _of_table(
-    connection: Connection, publication: Publication, contract: TableContract, table: SourceTable
+    publication: Publication,
+    contract: TableContract,
+    table: SourceTable,
+    identities: Collection[PublishedIdentity],
 ) -> Iterator[Finding]:
     """Check column list and row filter. What they leave out is not read, so the contract must not name it."""
     published = publication.tables.get(contract.table_name)
@@ -205,7 +245,7 @@ def _of_table(
         )
     if not published.columns:
         return
-    yield from refused_writes(connection, publication.name, contract, table, anew)
+    yield from refused_writes(publication.name, contract, identities, anew)
     unsent = [each.name for each in contract.source_columns if each.name not in published.columns]
     # If the table itself lacks a column, the comparison with the contract reports it.
     unsent = [each for each in unsent if each in table.not_null]

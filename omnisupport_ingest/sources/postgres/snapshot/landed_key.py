@@ -16,8 +16,8 @@ from omnisupport_ingest.contracts.model import KeyEra, TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.names import chunk_batch_id, chunk_prefix
-from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.landing.names import chunk_prefix, first_chunk_of, is_snapshot_end
+from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
@@ -29,12 +29,11 @@ def other_landed_keys(store: LandingStore, tables: Sequence[TableContract]) -> d
 
     The order of the columns counts. A key column that was only renamed at the source is the same column.
     """
-    keys = _keys_of(store, tables)
-    return {
-        each.name: keys[each.full_name].newest
-        for each in tables
-        if each.key not in (newest := keys[each.full_name].newest, _renamed(store, each.name, newest))
-    }
+    keys = {each.name: each_keys.newest for each, each_keys in _keys_of(store, tables)}
+    others = {each.name: keys[each.name] for each in tables if each.key != keys[each.name]}
+    changes = SchemaChanges(store.folder).read().changes if others else ()
+    wanted = {each.name: each.key for each in tables}
+    return {name: key for name, key in others.items() if wanted[name] != _renamed(changes, name, key)}
 
 
 def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Sequence[TableContract]) -> None:
@@ -44,9 +43,9 @@ def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Sequence[TableCo
     left out, and every snapshot of them must be below the end (``behind_their_snapshots``).
     """
     others = other_landed_keys(store, tables)
-    now = _keys_of(store, tables)
-    for each in tables:
-        keys = now[each.full_name]
+    now = dict[str, KeysOfTable]()
+    for each, keys in _keys_of(store, tables):
+        now[each.full_name] = keys
         if each.name in others:
             # Rows of an earlier snapshot may have been read at this very LSN.
             ordinal = Ordinals(store, epoch.number).take()
@@ -119,25 +118,28 @@ def _was_read(store: LandingStore, table: str, era: KeyEra) -> bool:
     return False
 
 
-def _keys_of(store: LandingStore, tables: Sequence[TableContract]) -> dict[str, KeysOfTable]:
-    """Return the keys of ``tables`` by full name: as recorded, else as the newest batches describe them, and
-    as their contracts say if nothing has landed of them."""
+def _keys_of(
+    store: LandingStore, tables: Sequence[TableContract]
+) -> Iterator[tuple[TableContract, KeysOfTable]]:
+    """Yield each table with its keys: as recorded, else as the newest batches describe them, and as its
+    contract says if nothing has landed of it."""
     recorded = LandedKeys(store.folder).all()
-    known = {each.full_name for each in tables} <= recorded.keys()
-    landed = {} if known else _landed_keys(store)
-    return {
-        each.full_name: recorded.get(each.full_name)
-        or KeysOfTable.first(landed.get(each.table_name, each.key))
-        for each in tables
-    }
+    unknown = {each.table_name for each in tables if each.full_name not in recorded}
+    landed = _landed_keys(store, unknown) if unknown else {}
+    for each in tables:
+        first = KeysOfTable.first(landed.get(each.table_name, each.key))
+        yield each, recorded.get(each.full_name, first)
 
 
-def _landed_keys(store: LandingStore) -> dict[TableName, tuple[str, ...]]:
+def _landed_keys(store: LandingStore, tables: Collection[TableName]) -> dict[TableName, tuple[str, ...]]:
     landed: dict[TableName, tuple[str, ...]] = {}
     for batch in _describing_batches(store):
         for relation in batch.relations:
             if relation.key_columns:
                 landed.setdefault((relation.schema, relation.table), relation.key_columns)
+        # Older batches would add nothing.
+        if landed.keys() >= set(tables):
+            break
     return landed
 
 
@@ -149,17 +151,15 @@ def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
     if last is not None:
         yield last
     chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
-    for end_id in reversed([name for name in chunks if name.endswith("-boundary")]):
-        end = store.read(end_id)
-        if end.chunk is not None:
-            first = chunk_batch_id(end.epoch, end.chunk.snapshot_id, end.chunk.table, 0, 1)
-            if store.exists(first):
-                yield store.read(first)
+    for end_id in reversed([name for name in chunks if is_snapshot_end(name)]):
+        first = first_chunk_of(end_id)
+        if store.exists(first):
+            yield store.read(first)
 
 
-def _renamed(store: LandingStore, table: str, key: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ``key`` with the names that its columns have now at the source."""
-    for each in SchemaChanges(store.folder).read().changes:
+def _renamed(changes: Sequence[SchemaChange], table: str, key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``key`` with the names that its columns have now at the source, by the recorded ``changes``."""
+    for each in changes:
         if (each.table, each.kind) == (table, "column_renamed") and each.before in key and each.after:
             key = tuple(each.after if name == each.before else name for name in key)
     return key

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 
 import pyarrow.compute as pc
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
-from omnisupport_ingest.landing.names import chunk_prefix
+from omnisupport_ingest.landing.names import chunk_prefix, is_snapshot_end
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
@@ -183,12 +183,19 @@ class KeyChangeReading:
             if plan.table in table_of and plan.snapshot_id not in self._searched
         ]
         self.settled = not unsearched
-        passed = [(table, plan) for table, plan in unsearched if self._has_passed(plan)]
+        last = self._store.last_stream(self._epoch) if unsearched else None
+        if last is None or last.stream is None:
+            return None
+        end = last.stream.end_lsn
+        passed = [(table, plan) for table, plan in unsearched if self._has_passed(plan, end)]
         if not passed:
             return None
-        chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(self._epoch))]
+        chunks = self._chunks({plan.snapshot_id for _, plan in passed})
         try:
-            highs = [self._read(table, plan, chunks, context, stop) for table, plan in passed]
+            highs = [
+                self._read(table, plan, chunks.get(plan.snapshot_id, []), context, stop)
+                for table, plan in passed
+            ]
         except Stopped:
             return None
         self.settled = all(plan.snapshot_id in self._searched for _, plan in unsearched)
@@ -199,33 +206,31 @@ class KeyChangeReading:
         self._searched.discard(snapshot_id)
         self.settled = False
 
-    def _has_passed(self, plan: SnapshotPlan) -> bool:
-        """Whether the snapshot has landed, and the stream has landed up to the LSN at which it was read."""
+    def _has_passed(self, plan: SnapshotPlan, end: Lsn) -> bool:
+        """Whether the snapshot has landed, and ``end``, the end of the landed stream, is at or above the LSN
+        at which it was read."""
         if not self._store.exists(plan.boundary_id):
             return False
-        boundary, last = self._store.read(plan.boundary_id).chunk, self._store.last_stream(self._epoch)
-        return (
-            boundary is not None
-            and last is not None
-            and last.stream is not None
-            and last.stream.end_lsn >= boundary.high
-        )
+        boundary = self._store.read(plan.boundary_id).chunk
+        return boundary is not None and end >= boundary.high
+
+    def _chunks(self, snapshots: Collection[str]) -> dict[str, list[ChunkSpan]]:
+        """Return the landed chunks of ``snapshots`` (their ids), without the snapshot ends."""
+        chunks: dict[str, list[ChunkSpan]] = {}
+        for name in self._store.batch_ids(chunk_prefix(self._epoch)):
+            chunk = None if is_snapshot_end(name) else self._store.read(name).chunk
+            if chunk is not None and chunk.snapshot_id in snapshots and not chunk.boundary:
+                chunks.setdefault(chunk.snapshot_id, []).append(chunk)
+        return chunks
 
     def _read(
         self,
         table: TableContract,
         plan: SnapshotPlan,
-        landed: Sequence[Manifest],
+        chunks: Sequence[ChunkSpan],
         context: Callable[[], ReadContext],
         stop: threading.Event,
     ) -> Lsn | None:
-        chunks = [
-            each.chunk
-            for each in landed
-            if each.chunk is not None
-            and each.chunk.snapshot_id == plan.snapshot_id
-            and not each.chunk.boundary
-        ]
         search = Search.due(chunks)
         assert search is not None, "a snapshot that has landed has chunks"
         high = search.high

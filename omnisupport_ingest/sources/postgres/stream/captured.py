@@ -73,6 +73,7 @@ class CapturedTables:
     def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
         """``left_out``: tables that have contracts but are not captured; their changes land without a key."""
         self._all = tuple(tables)
+        self._by_name = {each.name: each for each in self._all}
         self._left_out = tuple(left_out)
         self._lock = threading.Lock()
         self._handed: tuple[TableContract, ...] = ()
@@ -82,6 +83,10 @@ class CapturedTables:
         """The captured tables."""
         return self._all
 
+    def named(self, name: str) -> TableContract | None:
+        """Return the captured table whose contract is called ``name``; None if it is not captured."""
+        return self._by_name.get(name)
+
     @property
     def left_out(self) -> tuple[TableContract, ...]:
         """The tables whose changes land without a key."""
@@ -90,9 +95,9 @@ class CapturedTables:
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
         """Table name → key columns of its changes: the contract's; empty for a table that is left out."""
+        left_out = set(self._left_out)
         return {
-            each.table_name: () if each in self._left_out else each.key
-            for each in (*self._left_out, *self._all)
+            each.table_name: () if each in left_out else each.key for each in (*self._left_out, *self._all)
         }
 
     @property
@@ -111,6 +116,7 @@ class CapturedTables:
             if self._handed:
                 add_tables(self._handed)
                 self._all += self._handed
+                self._by_name |= {each.name: each for each in self._handed}
                 added = {each.name for each in self._handed}
                 self._left_out = tuple(each for each in self._left_out if each.name not in added)
                 self._handed = ()

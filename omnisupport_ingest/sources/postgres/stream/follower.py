@@ -322,9 +322,9 @@ class Follower:
     def _describe(self, relation: Relation) -> None:
         self._published.require_named(relation, self._commit_lsn)
         name = self._roots.name_of(relation, self._commit_lsn)
-        types = self._types.of(relation.columns)
+        types = self._types.base_of(relation.columns)
         schema = dict(zip((column.name for column in relation.columns), types, strict=True))
-        self._schemas.described(self._connection, name, schema, self._commit_lsn, self._tables.all)
+        self._schemas.described(self._connection, name, schema, self._commit_lsn, self._tables.named)
         if self._changes.is_described(relation.oid):
             self._flush_changes()
         read_above = self._published.read_above(name, self._commit_lsn)

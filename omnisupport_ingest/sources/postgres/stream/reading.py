@@ -17,7 +17,7 @@ from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
-from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitioned
+from omnisupport_ingest.sources.postgres.catalog.partitions import PartitionedTables
 from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
@@ -106,9 +106,9 @@ class StreamReading:
         if resume.recovered_from is not None:
             require_recovery(epoch.settings, resume.recovered_from, resume.end_of_chain)
         _log_start(resume)
-        changes = ChangeCollector(
-            epoch.number, tables.keys, lambda relation: is_partitioned(self.connection, relation.oid)
-        )
+        keys = tables.keys
+        partitioned = PartitionedTables(self.connection, keys)
+        changes = ChangeCollector(epoch.number, keys, lambda relation: partitioned.has(relation.oid))
         stream = self._open(resume, in_progress=in_progress)
         messages = InProgress(stream.read, self.scratch, stream.rows, stream.transactions)
         try:

@@ -96,7 +96,9 @@ def test_a_column_that_is_renamed_while_the_catalogs_are_read_is_no_dropped_one(
 
     monkeypatch.setattr(schema_watch, reading, in_between)
     home, source = three.home.path, three.settings.source
-    watch = SchemaWatch.of(home, source, three.store.folder, 1, three.tables, three.settings.publication)
+    watch = SchemaWatch.of(
+        home, source, SchemaChanges(three.store.folder), 1, three.tables, three.settings.publication
+    )
     with three.connected() as connection:
         watch.look(connection)
         watch.look(connection)

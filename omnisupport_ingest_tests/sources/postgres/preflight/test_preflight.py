@@ -184,6 +184,20 @@ def test_publication_for_which_postgresql_refuses_writes_is_warned_of(
     source.sql("UPDATE t SET v = 'x'")
 
 
+def test_refused_writes_of_several_tables_are_each_the_warning_of_its_own_table(
+    source: SourceUnderTest,
+) -> None:
+    for name, column in (("t", "v"), ("u", "w"), ("whole", "v")):
+        source.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, {column} text)")
+        source.tables.append(contract(name, ("id", column)))
+    source.sql(f"CREATE PUBLICATION {source.slot} FOR TABLE t WHERE (v = 'x'), u WHERE (w = 'x'), whole")
+    warned = [each for each in _all_findings(source) if each.severity is Severity.WARNS]
+    assert {(each.table, "about v" in each.problem, "about w" in each.problem) for each in warned} == {
+        ("t", True, False),
+        ("u", False, True),
+    }
+
+
 def test_column_list_of_what_the_contract_names_is_only_noted(ready: SourceUnderTest) -> None:
     ready.sql(f"CREATE PUBLICATION {ready.slot} FOR TABLE t (id, v)")
     (noted,) = _all_findings(ready)
