@@ -31,11 +31,14 @@ VARIABLE_DECIMAL = (
     r'^\{"scale": ?(?P<scale>0|-?[1-9][0-9]{0,8}), ?"value": ?"(?P<unscaled>[A-Za-z0-9+/]*={0,2})"\}$'
 )
 
+Words = npt.NDArray[np.uint64]
+
 
 def _word(text: bytes) -> int:
     return int.from_bytes(text, "little")
 
 
+_ONE_BYTE, _FOUR_BYTES = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 _ZEROS = np.uint64(_word(b"0" * 8))
 _SEVEN_BITS, _HIGH_BITS = np.uint64(_word(b"\x7f" * 8)), np.uint64(_word(b"\x80" * 8))
 _ABOVE_NINE = np.uint64(_word(bytes([0x80 - 10]) * 8))
@@ -109,20 +112,23 @@ class Walk:
 
     def whole(self) -> None:
         """Read a whole number of 64 bits, as JSON writes it, or null into a slot."""
-        at = self._at
-        is_null = self._four[at] == _NULL
-        is_negative = self._letters[at] == _MINUS
-        first_digit = at + is_negative
-        digits = self._digits_at(first_digit)
-        count, first = digits + is_negative, self._letters[first_digit]
+        at, eight = self._at, self._eight[self._at]
+        is_null, first = (eight & _FOUR_BYTES) == _NULL, eight & _ONE_BYTE
+        is_negative = first == _MINUS
+        if is_negative.any():
+            eight = self._eight[at + is_negative]
+            first = eight & _ONE_BYTE
+        digits = self._digits(at + is_negative, eight)
+        count = digits + is_negative
         found = (digits > 0) & (digits <= _MOST_DIGITS) & ((first != _ZERO) | ((digits == 1) & ~is_negative))
         for i in np.flatnonzero(found & (digits == _MOST_DIGITS) & (first == _NINE)):
             found[i] = -(1 << 63) <= int(self.block.content[at[i] : at[i] + count[i]]) < 1 << 63
         self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
 
-    def _digits_at(self, at: Places) -> Places:
-        """Return how many digits stand at ``at``; of more than 24 the first 24 count."""
-        count = _leading_digits(self._eight[at])
+    def _digits(self, at: Places, eight: Words) -> Places:
+        """Return how many digits stand at ``at``, where the words ``eight`` begin; of more than 24 digits the
+        first 24 count."""
+        count = _leading_digits(eight)
         for full in (8, 16):
             longer = np.flatnonzero(count == full)
             if not len(longer):
@@ -233,7 +239,7 @@ def _windows(content: bytes, width: int) -> npt.NDArray[np.uint8]:
     return np.ndarray((len(content) - width + 1, width), np.uint8, buffer=content, strides=(1, 1))
 
 
-def _leading_digits(eight: npt.NDArray[np.uint64]) -> Places:
+def _leading_digits(eight: Words) -> Places:
     """Return how many of the eight letters in each word, from the lowest on, are digits before another
     letter."""
     # A digit is 0x30 to 0x39. Each step works on eight letters at once, and none carries into the next one.
