@@ -99,11 +99,11 @@ class Records:
             messages, offsets = [*compress(messages, fresh)], [*compress(offsets, fresh)]
         keys, values = [*map(M.key, messages)], [*map(M.value, messages)]
         self.offsets += offsets
-        self.keys += keys  # type: ignore[arg-type]
-        self.values += values  # type: ignore[arg-type]
-        self.headers += map(M.headers, messages)  # type: ignore[arg-type]
+        self.keys += keys
+        self.values += values
+        self.headers += map(M.headers, messages)
         self.millis += map(itemgetter(1), map(M.timestamp, messages))
-        return sum(map(len, filter(None, chain(keys, values))))  # type: ignore[arg-type]
+        return sum(map(len, filter(None, chain(keys, values))))
 
     def __len__(self) -> int:
         return len(self.offsets)
