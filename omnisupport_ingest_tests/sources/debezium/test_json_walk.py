@@ -31,9 +31,10 @@ _TEXTS = st.one_of(
 
 @settings(max_examples=examples(300))
 @given(st.lists(_TEXTS, min_size=1, max_size=5))
-@example(["0", "-0", "00", "-", "", "null"])
+@example(["0", "-0", "00", "-", "", "null", "1\xb0", "12345678\xb9"])
 def test_a_whole_number_is_one_that_json_writes_and_64_bits_hold(texts: list[str]) -> None:
-    lines = [each.encode() for each in texts]
+    # Each letter is a byte, also one that no text has.
+    lines = [each.encode("latin-1") for each in texts]
     block = Block.of_file(b"\n".join([*lines, b""]) + PADDING, 1)
     walk = Walk(block, np.arange(len(lines)))
     walk.whole()
