@@ -97,11 +97,12 @@ class Records:
             highest = np.maximum.accumulate([start - 1, *offsets[:-1]])
             fresh = (np.array(offsets) > highest).tolist()
             messages, offsets = [*compress(messages, fresh)], [*compress(offsets, fresh)]
+        headers: Iterator[Any] = map(M.headers, messages)
         keys, values = [*map(M.key, messages)], [*map(M.value, messages)]
         self.offsets += offsets
         self.keys += keys
         self.values += values
-        self.headers += map(M.headers, messages)
+        self.headers += headers
         self.millis += map(itemgetter(1), map(M.timestamp, messages))
         return sum(map(len, filter(None, chain(keys, values))))
 
