@@ -31,11 +31,17 @@ VARIABLE_DECIMAL = (
     r'^\{"scale": ?(?P<scale>0|-?[1-9][0-9]{0,8}), ?"value": ?"(?P<unscaled>[A-Za-z0-9+/]*={0,2})"\}$'
 )
 
+Words = npt.NDArray[np.uint64]
+
 
 def _word(text: bytes) -> int:
     return int.from_bytes(text, "little")
 
 
+_ONE_BYTE, _FOUR_BYTES = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
+_ZEROS = np.uint64(_word(b"0" * 8))
+_SEVEN_BITS, _HIGH_BITS = np.uint64(_word(b"\x7f" * 8)), np.uint64(_word(b"\x80" * 8))
+_ABOVE_NINE = np.uint64(_word(bytes([0x80 - 10]) * 8))
 _NULL, _TRUE, _FALSE = _word(b"null"), _word(b"true"), _word(b"alse")
 
 
@@ -59,7 +65,6 @@ class Walk:
         self.block, self.lines, self.slots = block, lines, list[Slot]()
         self._letters = block.letters
         self._four, self._eight = words(block.content, "<u4"), words(block.content, "<u8")
-        self._digits = _windows(block.content, _MOST_DIGITS + 2)
         self._at = block.starts[lines]
         self._quote = np.searchsorted(block.quotes, self._at)
 
@@ -107,19 +112,29 @@ class Walk:
 
     def whole(self) -> None:
         """Read a whole number of 64 bits, as JSON writes it, or null into a slot."""
-        at = self._at
-        is_null = self._four[at] == _NULL
-        window = self._digits[at]
-        is_negative = window[:, 0] == _MINUS
-        is_digit = window - _ZERO <= 9
-        is_digit[:, 0] |= is_negative
-        count = is_digit.argmin(axis=1)
-        digits = count - is_negative
-        first = np.where(is_negative, window[:, 1], window[:, 0])
+        at, eight = self._at, self._eight[self._at]
+        is_null, first = (eight & _FOUR_BYTES) == _NULL, eight & _ONE_BYTE
+        is_negative = first == _MINUS
+        if is_negative.any():
+            eight = self._eight[at + is_negative]
+            first = eight & _ONE_BYTE
+        digits = self._digits(at + is_negative, eight)
+        count = digits + is_negative
         found = (digits > 0) & (digits <= _MOST_DIGITS) & ((first != _ZERO) | ((digits == 1) & ~is_negative))
         for i in np.flatnonzero(found & (digits == _MOST_DIGITS) & (first == _NINE)):
             found[i] = -(1 << 63) <= int(self.block.content[at[i] : at[i] + count[i]]) < 1 << 63
         self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
+
+    def _digits(self, at: Places, eight: Words) -> Places:
+        """Return how many digits stand at ``at``, where the words ``eight`` begin; of more than 24 digits the
+        first 24 count."""
+        count = _leading_digits(eight)
+        for full in (8, 16):
+            longer = np.flatnonzero(count == full)
+            if not len(longer):
+                break
+            count[longer] += _leading_digits(self._eight[at[longer] + full])
+        return count
 
     def number(self) -> None:
         """Read a number of few digits, as JSON writes it, or null into a slot."""
@@ -222,6 +237,17 @@ def cut(block: Block, slot: Slot, *, inside: int = 0) -> pa.StringArray:
 
 def _windows(content: bytes, width: int) -> npt.NDArray[np.uint8]:
     return np.ndarray((len(content) - width + 1, width), np.uint8, buffer=content, strides=(1, 1))
+
+
+def _leading_digits(eight: Words) -> Places:
+    """Return how many of the eight letters in each word, from the lowest on, are digits before another
+    letter."""
+    # A digit is 0x30 to 0x39. Each step works on eight letters at once, and none carries into the next one.
+    half = eight ^ _ZEROS
+    others = (((half & _SEVEN_BITS) + _ABOVE_NINE) | half) & _HIGH_BITS
+    lowest = others & (~others + np.uint64(1))
+    # Below the high bit of the first other letter are seven bits of its own, and eight for each digit.
+    return np.where(others == 0, 8, np.bitwise_count(lowest - np.uint64(1)) >> 3).astype(np.int64)
 
 
 def _unescaped_quotes(text: bytes) -> int:

@@ -217,6 +217,11 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
 
 def _by_window(writer: BatchWriter, events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
     """Yield the windows of ``events``, each with its row numbers in ascending order."""
+    ends = pc.min_max(events.column("source_ts"))
+    first, last = (writer.window_of(ends[each].as_py()) for each in ("min", "max"))
+    if first == last != OUT_OF_RANGE:
+        # So are all between them: a window is a stretch of time.
+        return iter([(first, np.arange(events.num_rows))])
     minutes = np.asarray(pc.divide(events.column("source_ts").combine_chunks().cast(pa.int64()), _MINUTE))
     distinct, minute_of_row = np.unique(minutes, return_inverse=True)
     numbers: dict[str, int] = {}

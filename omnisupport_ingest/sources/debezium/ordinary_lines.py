@@ -322,8 +322,10 @@ class _Changes:
         return pc.fill_null(self._number(line_forms.SEQUENCE), 0)
 
     def _delivered(self) -> pa.StringArray:
-        if self.block.delivered is not None:
-            return self.block.delivered.take(pa.array(self.lines)).cast(_TEXT)
+        delivered = self.block.delivered
+        if delivered is not None:
+            chosen = delivered if len(self.lines) == len(delivered) else delivered.take(pa.array(self.lines))
+            return chosen.cast(_TEXT)
         starts, stops = self.block.starts[self.lines], self.block.stops[self.lines]
         return cut(self.block, Slot(starts, stops, np.zeros(len(starts), np.bool_)))
 

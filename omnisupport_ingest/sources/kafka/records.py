@@ -1,104 +1,43 @@
 """Records of Kafka as events. A round of reading becomes one batch, whose manifest has the offsets.
 
 A record is read like a line of a file, but with key and value separate. One line of JSON is kept with its
-event: topic, partition, offset, timestamp, key, value and headers.
+event (``record_columns``).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.foreign import Unreadable, parse_row
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest, OffsetSpan
 from omnisupport_ingest.landing.names import offsets_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.debezium.changes import Change, Passed
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
-from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, LineContext
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
-from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.records import read_record, record_of, telling_headers, unwrapped
+from omnisupport_ingest.sources.debezium.records import telling_headers
 from omnisupport_ingest.sources.debezium.shown_schemas import place_of_record
 from omnisupport_ingest.sources.kafka.offsets import Partition, joined
+from omnisupport_ingest.sources.kafka.record_columns import Record, Records
 from omnisupport_ingest.windows import MAX_AHEAD
 
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-
-_START = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTITION_BITS = 20
-_AT_ONCE = 10_000
 _BYTES_AT_ONCE = 8 << 20
-"""A block of records of a partition ends when it reaches one of these limits."""
+"""A block of records ends when its keys and values reach this size."""
 _NAMED = 3
 """Number of topics that the manifest of a batch names for people."""
-
-
-class Record(NamedTuple):
-    """A record of a partition. ``millis``: the timestamp of the cluster or the producer, in milliseconds
-    since 1970; None if there is none."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | str | None]]
-    millis: int | None
-
-    @classmethod
-    def of(cls, message: Message) -> Record:
-        """Return the record in ``message``, which has no error."""
-        millis = message.timestamp()[1]
-        headers: Any = message.headers() or ()
-        known = millis if 0 <= millis < 1 << 47 else None
-        return cls(message.offset() or 0, message.key(), message.value(), headers, known)
-
-    @property
-    def moment(self) -> datetime | None:
-        """The timestamp of the record; None if it has none."""
-        return None if self.millis is None else _START + timedelta(milliseconds=self.millis)
-
-    def tells_by(self, names: frozenset[str]) -> bool:
-        """Whether it has one of the headers ``names``: then its value alone does not say everything."""
-        return any(name in names for name, _ in self.headers)
-
-    @property
-    def size(self) -> int:
-        return len(self.key or b"") + len(self.value or b"")
-
-    @property
-    def headers_json(self) -> bytes:
-        """Return the headers as JSON."""
-        if not self.headers:
-            return b"[]"
-        return json.dumps([{"key": name, "value": _text(held)} for name, held in self.headers]).encode()
-
-    def line(self, place: Partition) -> bytes:
-        """Return the record as one line of JSON. Key and value stay as they are; if they are no JSON, each
-        becomes a JSON string."""
-        millis = b"null" if self.millis is None else b"%d" % self.millis
-        members = (self.offset, millis, _as_json(self.key), _as_json(self.value), self.headers_json)
-        return _line_start(place) + b'%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}' % members
-
-    def read(self, place: Partition, handling: Handling, context: LineContext) -> Change | Passed:
-        """Return the change in the record. Raises ``LineFault`` if it cannot be read."""
-        headers = {name: _header(held) for name, held in self.headers}
-        return read_record(record_of(place[0], self.key, self.value, headers), handling, context)
 
 
 @dataclass
@@ -111,7 +50,7 @@ class Round:
     """
 
     spans: dict[Partition, OffsetSpan]
-    records: dict[Partition, Sequence[Record]]
+    records: dict[Partition, Records]
     landed: dict[Partition, OffsetSpan]
     at_end: frozenset[Partition]
     stopped: bool
@@ -161,7 +100,7 @@ class RoundReading:
         try:
             with LatestTimes() as latest:
                 for place in sorted(self._round.records):
-                    for records in _blocks(self._round.records[place]):
+                    for records in self._round.records[place].blocks(_BYTES_AT_ONCE):
                         yield from self._many(place, records, epoch, latest)
         except StopsHere as stop:
             raise self._first_stop(stop, epoch) from None
@@ -189,25 +128,22 @@ class RoundReading:
                     self._content.update(line)
                     yield from self._one(place, record, line, epoch, latest)
 
-    def _many(
-        self, place: Partition, records: Sequence[Record], epoch: int, latest: LatestTimes
-    ) -> Iterator[Part]:
+    def _many(self, place: Partition, records: Records, epoch: int, latest: LatestTimes) -> Iterator[Part]:
         start = 0
         while start < len(records) and self._reader.orders.known is None:
             # The first event decides the order of the source; until it is known, no line is ordinary.
-            line = records[start].line(place)
+            record = records[start]
+            line = record.line(place)
             self._content.update(line)
-            yield from self._one(place, records[start], line, epoch, latest)
+            yield from self._one(place, record, line, epoch, latest)
             start += 1
-        records = records[start:]
+        records = records.part(start, len(records))
         if not records:
             return
-        delivered = _lines_of(place, records)
-        values = [
-            b"" if each.headers and each.tells_by(self._telling) else each.value or b"" for each in records
-        ]
-        tables, others = self._reader.take_ordinary(Block.of_values(values, delivered, place[0]), epoch)
-        lines = {i: records[i].line(place) for i in others}
+        block = records.block(place, self._telling)
+        assert block.delivered is not None
+        tables, others = self._reader.take_ordinary(block, epoch)
+        delivered, lines = block.delivered, {i: records[i].line(place) for i in others}
         if lines:
             is_other = np.zeros(len(records), np.bool_)
             is_other[list(lines)] = True
@@ -286,45 +222,6 @@ class RoundReading:
         )
 
 
-def _blocks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    start = size = 0
-    for i, each in enumerate(records, 1):
-        size += each.size
-        if i - start == _AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield records[start:i]
-            start, size = i, 0
-    if start < len(records):
-        yield records[start:]
-
-
-def _line_start(place: Partition) -> bytes:
-    """Return the beginning of the line of each record of a partition; the offset follows."""
-    return b'{"topic":%s,"partition":%d,"offset":' % (json.dumps(place[0]).encode(), place[1])
-
-
-def _lines_of(place: Partition, records: Sequence[Record]) -> pa.BinaryArray:
-    """Return the lines of ``records``, which can be read in a block, with their values unchanged."""
-    offsets = pa.array([each.offset for each in records], pa.int64())
-    millis = pa.array([each.millis for each in records], pa.int64())
-    keys, values, headers = (
-        pa.array(texts, pa.binary())
-        for texts in (
-            [_as_json(each.key) for each in records],
-            [each.value or b"" for each in records],
-            [each.headers_json for each in records],
-        )
-    )
-    parts = (
-        _line_start(place), _written(offsets), b',"timestamp":', pc.fill_null(_written(millis), b"null"),
-        b',"key":', keys, b',"value":', values, b',"headers":', headers, b"}",
-    )  # fmt: skip
-    return pc.binary_join_element_wise(*parts, b"")
-
-
-def _written(numbers: pa.Int64Array) -> pa.BinaryArray:
-    return numbers.cast(pa.string()).cast(pa.binary())
-
-
 def _content_of(lines: pa.BinaryArray) -> memoryview:
     """Return the bytes of all ``lines``, one after another, without a copy."""
     _, offsets, content = lines.buffers()
@@ -337,28 +234,3 @@ def _number(place: Partition) -> int:
     position."""
     topic = int.from_bytes(hashlib.sha256(place[0].encode()).digest()[:5])
     return (topic << _PARTITION_BITS) | place[1]
-
-
-def _text(value: bytes | str | None) -> str | None:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def _header(value: bytes | str | None) -> Any:
-    """Return the value of a header, parsed if it is a JSON object or string, as the JSON converter writes."""
-    text = _text(value)
-    if text is not None and text[:1] in ("{", '"'):
-        try:
-            return unwrapped(parse_row(text))[0]
-        except Unreadable:
-            pass
-    return text
-
-
-def _as_json(value: bytes | None) -> bytes:
-    if not value:
-        return b"null" if value is None else b'""'
-    try:
-        orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return json.dumps(_text(value)).encode()
-    return value.replace(b"\n", b" ").replace(b"\r", b" ")

@@ -37,11 +37,12 @@ from omnisupport_ingest.sources.kafka.offsets import (
     landed_offsets,
     out_of_range,
 )
-from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
+from omnisupport_ingest.sources.kafka.record_columns import Records, runs_of
+from omnisupport_ingest.sources.kafka.records import Round, RoundReading, StopsHere
 from omnisupport_ingest.sources.kafka.two_lives import TwoLives, waits
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Message
 
 FIRST_EPOCH = "first records of topics"
 
@@ -110,7 +111,7 @@ class _Open:
     held: Held
     begun: OffsetSpan
     next: int
-    records: list[Record] = field(default_factory=list)
+    records: Records = field(default_factory=Records)
     ended: bool = False
     at_end: bool = False
     stopped: bool = False
@@ -218,23 +219,24 @@ class _Sync:
         is not delivered counts as one without a record."""
         if messages:
             self._heard = time.monotonic()
-        for message in messages:
-            error = message.error()
-            place = (message.topic() or "", message.partition() or 0)
+        for place, errors, run in runs_of(messages):
             of = self._open.get(place)
-            if error is not None:
-                self._note(error, message, of)
-            elif of is not None and not of.stopped and (message.offset() or 0) >= of.next:
-                record = Record.of(message)
-                of.records.append(record)
-                of.next = record.offset + 1
-                of.at_end = False
-                self._rows += 1
-                self._bytes += record.size
+            if errors:
+                for message in run:
+                    self._note(message, of)
+            elif of is not None and not of.stopped:
+                before = len(of.records)
+                self._bytes += of.records.add(run, of.next)
+                if len(of.records) > before:
+                    self._rows += len(of.records) - before
+                    of.next = of.records.offsets[-1] + 1
+                    of.at_end = False
 
-    def _note(self, error: KafkaError, message: Message, of: _Open | None) -> None:
+    def _note(self, message: Message, of: _Open | None) -> None:
         from confluent_kafka import KafkaError as Codes
 
+        error = message.error()
+        assert error is not None
         code = error.code()
         if of is None or of.stopped:
             if error.fatal():
@@ -303,7 +305,7 @@ class _Sync:
             if place in self._open:
                 of = self._open[place]
                 of.begun = replace(span, start=span.next, records=0, gone=0, accepted="")
-                of.records = []
+                of.records = Records()
                 report.spans[place] = span
         self._into.landed(manifest)
 
@@ -320,7 +322,7 @@ class _Sync:
     def _cut(self, stop: StopsHere) -> bool:
         """Stop a partition before a record that must not land. Returns whether anything is left to land."""
         of = self._open[stop.place]
-        of.records = [each for each in of.records if each.offset < stop.offset]
+        of.records = of.records.below(stop.offset)
         of.next = stop.offset
         topic, partition = stop.place
         problem = f"{topic}[{partition}], offset {stop.offset}: {stop.fault.problem}"
@@ -344,7 +346,7 @@ class _Sync:
         """
         for other, of in self._open.items():
             if other != place:
-                of.records, of.next = [], of.begun.next
+                of.records, of.next = Records(), of.begun.next
                 self._end(other)
 
     def _nothing_begun(self) -> KafkaRefused:
