@@ -154,6 +154,10 @@ def keep_definitions() -> None:
     global _kept
     _kept = _load()
     _kept.get_repository_def()
+    workspace = (_kept.resources or {})["workspace"]
+    for source in workspace.contracts.sources():
+        # A fork then has the columns of every table, and need not work them out.
+        list(workspace.windowed_tables(source))
 
 
 def _load() -> dg.Definitions:

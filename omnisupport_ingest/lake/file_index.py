@@ -17,7 +17,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,13 @@ from omnisupport_ingest.lake.file_index_tables import (
     unknown_features,
     version_of,
 )
-from omnisupport_ingest.sqlite_index import IndexDamaged, require_location, writing
+from omnisupport_ingest.sqlite_index import (
+    IndexDamaged,
+    reading,
+    require_checksum,
+    require_location,
+    writing,
+)
 
 T = TypeVar("T")
 
@@ -69,6 +75,20 @@ class FileIndex:
     def newest(self, table: TableLog) -> IndexedVersion | None:
         """Update the index of ``table`` from its log and return the newest version; None if it is unknown."""
         return self._query(lambda db: _newest(db, table))
+
+    def held(self, name: str) -> IndexedVersion | None:
+        """Return the version of the table ``name`` up to which the index has read its log; None without
+        one."""
+        found = self._query(lambda db: known(db, name))
+        return None if found is None else found[1]
+
+    def without(self, window: str, entries: Mapping[str, str]) -> frozenset[str]:
+        """Return those tables that have no file of ``window``, by one look at the index for all.
+
+        ``entries``: digest of the log entry of each version, by the name of its table. A table that the
+        index knows at another version is not returned.
+        """
+        return self._query(lambda db: _without(db, window, entries)) or frozenset()
 
     def learn(self, table: TableLog, handle: DeltaTable) -> IndexedVersion | None:
         """Index the files of the version that ``handle`` has open; None if the index cannot be used for
@@ -206,6 +226,19 @@ def _newest(db: sqlite3.Connection, table: TableLog) -> IndexedVersion | None:
             if known(db, table.name) == held:
                 return forward(db, number, indexed, table, news)
     return None
+
+
+def _without(db: sqlite3.Connection, window: str, entries: Mapping[str, str]) -> frozenset[str]:
+    with reading(db):
+        rows = db.execute(
+            "SELECT path, note, crc, json_extract(note, '$.entry') FROM listed "
+            'WHERE NOT EXISTS (SELECT 1 FROM file WHERE listed = number AND "window" = ?)',
+            (window,),
+        ).fetchall()
+    found = [(name, text, crc) for name, text, crc, entry in rows if entries.get(name) == entry]
+    for name, text, crc in found:
+        require_checksum(crc, name, text)
+    return frozenset(name for name, _, _ in found)
 
 
 def _learn(

@@ -35,6 +35,7 @@ class Looks:
 
     def __init__(self) -> None:
         self._found: dict[Path, tuple[int, Any]] = {}
+        self._begun = 0
 
     def of(self, folder: Path, look: Callable[[], T]) -> T:
         """Return what an earlier look found in ``folder``, if that still counts; else call ``look``."""
@@ -58,7 +59,13 @@ class Looks:
 
     def begin(self) -> None:
         """Forget all looks, so that each table is looked at again."""
+        self._begun += 1
         self._found.clear()
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """What stays the same while every earlier look still counts."""
+        return self._begun, _changes.total()
 
     def __reduce__(self) -> tuple[type[Looks], tuple[()]]:
         # A copy for another process has seen nothing.

@@ -31,7 +31,8 @@ from omnisupport_ingest.lake.commit import (
     windows_in,
 )
 from omnisupport_ingest.lake.delta import entry_file, open_delta, translated_store_errors, upload_added
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, digest_of
+from omnisupport_ingest.lake.file_index import index_of
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion, digest_of, has_checkpoint_after
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.listing import Listing, VersionInIndex
 from omnisupport_ingest.lake.log_entry import may_put_entry, put_entry, version_to_commit_on
@@ -65,6 +66,20 @@ class TableMark:
     entry: str
 
 
+@dataclass(frozen=True, slots=True)
+class TableNote:
+    """What a look noted of a version of a table, for other processes.
+
+    ``stamp``: what the storage said of the files that end the log when the version was the newest; empty if
+    that is not certain. ``fits``: fingerprint of the contract whose types the columns have; empty if
+    some have another type, or if that is not noted.
+    """
+
+    mark: TableMark
+    stamp: str = ""
+    fits: str = ""
+
+
 class TableSnapshot:
     """One version of a table, on which the next version can be committed, once."""
 
@@ -83,6 +98,23 @@ class TableSnapshot:
         self.mark = TableMark(indexed.table_id, indexed.version, indexed.entry)
         return self
 
+    @classmethod
+    def unopened(cls, table: TablePlace, note: TableNote) -> TableSnapshot | None:
+        """Return a snapshot of the version in ``note`` without reading its log; None if another version may
+        be the newest.
+
+        Costs three look-ups in the file system. The log and the index are read when files are first asked
+        for. The columns have the types of the spec.
+        """
+        self = cls.__new__(cls)
+        mark = note.mark
+        self._place(table, mark.table_id, mark.version)
+        self.retyped, self.mark, self._entry = (), mark, self._log_storage.version(self._own)
+        if self._entry is None or self._stamp() != note.stamp or self._log_storage.exists(self._next):
+            return None
+        self._noted = note
+        return self
+
     def _set(
         self,
         table: TablePlace,
@@ -91,17 +123,37 @@ class TableSnapshot:
         schema: str,
         indexed: IndexedVersion | None = None,
     ) -> None:
-        self.table, self.table_id, self.version = table, table_id, version
+        self._place(table, table_id, version)
         self.retyped = retyped(schema, table.spec.schema)
-        self._indexed, self._committed = indexed, False
-        self._log_storage = storage_of(table.folder)
-        self._own, self._next = entry_file(table.folder, version), entry_file(table.folder, version + 1)
-        self._entry = self._log_storage.version(self._own)
+        self._entry, self._indexed = self._log_storage.version(self._own), indexed
+
+    def _place(self, table: TablePlace, table_id: str, version: int) -> None:
+        self.table, self.table_id, self.version, self._committed = table, table_id, version, False
+        folder = table.folder
+        self._log_storage = storage_of(folder)
+        self._own, self._next = entry_file(folder, version), entry_file(folder, version + 1)
+        self._by_window: dict[str, tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]] = {}
+        self._noted: TableNote | None = None
+
+    @cached_property
+    def _indexed(self) -> IndexedVersion | None:
+        """This version in the index, for a snapshot that was taken without opening it."""
+        table = self.table
+        index = index_of(table.root.absolute(), table.spec.path)
+        found = index.held(table.spec.path)
+        is_noted = found and TableMark(found.table_id, found.version, found.entry) == self.mark
+        # The storage's stamp does not show an entry that was changed in place; its digest does.
+        if found is not None and is_noted and digest_of(self._own) == found.entry:
+            return found
+        return index.learn(table.log, self.handle)
+
+    @cached_property
+    def _listing(self) -> Listing:
+        table, indexed = self.table, self._indexed
         in_index = (
             None if indexed is None else VersionInIndex(table.root.absolute(), table.spec.path, indexed)
         )
-        self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, in_index)
-        self._by_window: dict[str, tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]] = {}
+        return Listing(table.folder, table.spec.partition_by, lambda: self.handle, in_index)
 
     def renewed(self) -> TableSnapshot:
         """Return a new snapshot of the same version, on which one can commit; the log is not read again.
@@ -130,6 +182,29 @@ class TableSnapshot:
         """Return whether this is the same version as ``other``, of the same history of the table."""
         mine = self.table_id, self.version, self._entry
         return mine == (other.table_id, other.version, other._entry)
+
+    def note(self, fits: str) -> TableNote | None:
+        """Return what other processes may know of this version; None if its log entry does not exist.
+
+        ``fits``: fingerprint of the contract of the table.
+        """
+        if self.mark is None:
+            return None
+        if self._noted is not None and self._noted.fits == ("" if self.retyped else fits):
+            return self._noted
+        stamp = self._stamp()
+        # Look once more after the stamp was made, so that it is of the files that the mark describes.
+        newest = self.is_newest() and not has_checkpoint_after(self.table.log, self.version)
+        is_marked = newest and digest_of(self._own) == self.mark.entry
+        noted = TableNote(self.mark, stamp if is_marked else "", "" if self.retyped else fits)
+        self._noted = noted if is_marked else None
+        return noted
+
+    def _stamp(self) -> str:
+        """Return what the storage says of the files that end the log: the entry of this version, and the note
+        of the newest checkpoint. Another file at either place has another stamp."""
+        last = self._own.with_name("_last_checkpoint")
+        return f"{self._entry} {self._log_storage.version(last) if self._log_storage.is_local else None}"
 
     @cached_property
     def mark(self) -> TableMark | None:
@@ -352,3 +427,20 @@ class TableSnapshot:
                 (states if layout.is_state(file.path) else files).append(file)
             found = self._by_window[window] = tuple(files), tuple(states)
         return found
+
+
+def look_for_empty(snapshots: Iterable[TableSnapshot], window: str) -> None:
+    """Find out at once which of ``snapshots``, of tables of one source, hold nothing of ``window``; they do
+    not look for it themselves any more."""
+    asked = {
+        each.table.spec.path: each
+        for each in snapshots
+        if each.mark is not None and window not in each._by_window
+    }
+    if not asked:
+        return
+    first = next(iter(asked.values())).table
+    index = index_of(first.root.absolute(), first.spec.path)
+    entries = {path: each.mark.entry for path, each in asked.items() if each.mark is not None}
+    for path in index.without(window, entries):
+        asked[path]._by_window[window] = (), ()

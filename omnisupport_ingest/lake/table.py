@@ -22,7 +22,7 @@ from omnisupport_ingest.lake.log_entry import allow_vectors
 from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.lake.looks import Looks, changed
 from omnisupport_ingest.lake.schema import lacks_columns, open_with_schema
-from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableNote, TableSnapshot
 from omnisupport_ingest.lake.table_spec import TablePlace
 
 T = TypeVar("T")
@@ -75,9 +75,15 @@ class LakeTable(TablePlace):
             handle = allow_vectors(self.folder, handle)
         return self._snapshot_of(handle)
 
-    def look(self) -> TableSnapshot | None:
-        """Return a snapshot of the newest version as it is on disk, None without a table; changes nothing."""
-        found = self._look() if self.looks is None else self.looks.of(self.folder, self._look)
+    def look(self, noted: TableNote | None = None) -> TableSnapshot | None:
+        """Return a snapshot of the newest version as it is on disk, None without a table; changes nothing.
+
+        ``noted``: what an earlier look, perhaps of another process, noted of the table. While that is the
+        newest version, the table is not opened.
+        """
+        found = (
+            self._look(noted) if self.looks is None else self.looks.of(self.folder, lambda: self._look(noted))
+        )
         return None if found is None else found.renewed()
 
     def _fits(self, indexed: IndexedVersion | None) -> bool:
@@ -90,9 +96,12 @@ class LakeTable(TablePlace):
             and (indexed.has_vectors or not spec.deletion_vectors)
         )
 
-    def _look(self) -> TableSnapshot | None:
+    def _look(self, noted: TableNote | None) -> TableSnapshot | None:
         held = _opened.get(self.folder)
-        return held if held is not None and held.table == self and held.is_newest() else self._newest()
+        if held is not None and held.table == self and held.is_newest():
+            return held
+        unopened = None if noted is None else TableSnapshot.unopened(self, noted)
+        return self._newest() if unopened is None else unopened
 
     def _newest(self) -> TableSnapshot | None:
         indexed = self._indexed_version()

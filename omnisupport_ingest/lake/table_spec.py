@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ class TablePlace:
     root: Path
     spec: TableSpec
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         return self.root.absolute() / self.spec.path
 

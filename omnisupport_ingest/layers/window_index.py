@@ -25,7 +25,7 @@ from omnisupport_ingest import __version__
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain
-from omnisupport_ingest.lake.snapshot import TableMark
+from omnisupport_ingest.lake.snapshot import TableNote
 from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import (
     IndexDamaged,
@@ -35,7 +35,7 @@ from omnisupport_ingest.sqlite_index import (
     require_location,
 )
 
-FORMAT = f"4/{__version__}"
+FORMAT = f"5/{__version__}"
 """Version of the file and of the look; a process with another version looks at every window once."""
 
 UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
@@ -70,13 +70,23 @@ _WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class NotedWindow:
+    """What a look found of an unsettled window. ``at``: when it looked (seconds since 1970). ``found``: as
+    JSON text."""
+
+    at: float
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
 class LookNote:
     """How far a look has seen: of landing, by ``era`` and ``number`` (``landing.index.News``); and of each
     partitioned table, by path.
 
     ``judged_by``: digest of what all windows are judged by; ``apart``: what some are judged by besides.
     ``looked_again``: the last window that was looked at without a sign of a change. ``totals``: the sums of
-    the windows' numbers. Each look that finds something changes ``revision``.
+    the windows' numbers. Each look that finds something changes ``revision``. ``unsettled``: what was found
+    of windows that are not settled, while they are few.
     """
 
     format: str = FORMAT
@@ -86,8 +96,9 @@ class LookNote:
     judged_by: str = ""
     looked_again: str = ""
     apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    tables: Mapping[str, TableMark] = field(default_factory=dict)
+    tables: Mapping[str, TableNote] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
+    unsettled: Mapping[str, NotedWindow] = field(default_factory=dict)
 
 
 class WindowIndex:
@@ -221,6 +232,7 @@ class WindowIndex:
             self._note_held(db, time.time())
             db.execute("INSERT OR REPLACE INTO look VALUES (1, ?, ?)", (text, checksum(text)))
             db.execute("COMMIT")
+        self._read = text, noted
         return noted
 
     def rollback(self) -> None:

@@ -74,6 +74,8 @@ class Workspace:
     _tables: dict[str, tuple[TableContract, LakeTable]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _looked: dict[str, LakeTable] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The tables of ``_tables`` with the looks of this workspace."""
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
@@ -131,6 +133,7 @@ class Workspace:
         if opened is None:
             opened = copy(self)
             object.__setattr__(opened, "looks", Looks())
+            object.__setattr__(opened, "_looked", {})
             self._during.clear()
             self._during[during] = opened
         return opened
@@ -362,8 +365,13 @@ class Workspace:
         known = self._tables.get(path)
         if known is None or known[0] is not contract:
             known = self._tables[path] = contract, LakeTable(self.home.lake, spec(path))
+        if self.looks is None:
+            return known[1]
         # Workspaces of one home share the open tables, each with its own looks.
-        return known[1] if self.looks is None else replace(known[1], looks=self.looks)
+        looked = self._looked.get(path)
+        if looked is None or looked.spec is not known[1].spec:
+            looked = self._looked[path] = replace(known[1], looks=self.looks)
+        return looked
 
     def _table(self, spec: TableSpec) -> LakeTable:
         return LakeTable(self.home.lake, spec, self.looks)

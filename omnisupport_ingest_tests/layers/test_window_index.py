@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,9 +25,11 @@ from omnisupport_ingest.checks.window_checks import replays_explained, windows_s
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import delta, table
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.layers import window_index
+from omnisupport_ingest.layers import survey_cache, window_index
 from omnisupport_ingest.layers.dimension import dimensions
+from omnisupport_ingest.layers.scheduling import pending
 from omnisupport_ingest.layers.scheduling.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.layers.window_index import DISCARDED_OF, HELD, UNSETTLED, WindowIndex
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sqlite_index import IndexDamaged
@@ -157,6 +162,149 @@ def test_a_look_asks_a_table_without_news_for_the_state_of_a_window_twice_at_mos
     standing_of_windows(workspace, SOURCE)
     of_others = {which: times for which, times in asked.items() if "net_changes/other" in which[0]}
     assert of_others and max(of_others.values()) <= 2
+
+
+def after_a_run(folder: Path, others: int) -> History:
+    """A home in which a run has taken in a batch of one table, and ``others`` have had no news. Two windows
+    are not settled; in the later one the others hold nothing."""
+    history = History(folder, PER_WINDOW, others)
+    history.grow(6 * PER_WINDOW)
+    for number in range(5):
+        history.close_others(number)
+    history.seal()
+    pending_windows(history.workspace, SOURCE)
+    history.take_in([6])
+    return history
+
+
+def read_after_a_run(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What the checks of that run read, in a process that has opened nothing."""
+    history = after_a_run(folder, others)
+    workspace = history.opened().looking_once("a run")
+    monkeypatch.setattr(table, "_opened", {})
+    with READS.below(folder, monkeypatch) as seen:
+        first = standing_of_windows(workspace, SOURCE)
+        for _ in range(3):
+            assert standing_of_windows(workspace, SOURCE) == first
+    monkeypatch.undo()
+    found = dict(seen)
+    assert first == without_note(history)
+    return found
+
+
+def test_the_checks_of_a_run_read_nothing_of_tables_without_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = read_after_a_run(tmp_path / "few_", 2, monkeypatch)
+    many = read_after_a_run(tmp_path / "many", 24, monkeypatch)
+    assert many == few
+
+
+def test_the_checks_of_a_run_look_at_each_table_without_news_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = after_a_run(tmp_path, 4)
+    workspace, looked = history.opened().looking_once("a run"), Counter[str]()
+    original = SurveyCache.newest
+
+    def counted(seen: SurveyCache[object], of: table.LakeTable, fits: str = "") -> object:
+        looked[of.spec.path] += 1
+        return original(seen, of, fits)
+
+    monkeypatch.setattr(SurveyCache, "newest", counted)
+    for _ in range(4):
+        standing_of_windows(workspace, SOURCE)
+    of_others = [times for path, times in looked.items() if "net_changes/other" in path]
+    assert len(of_others) == 4 and max(of_others) == 1
+
+
+def test_the_index_knows_at_once_which_tables_have_nothing_of_a_window(tmp_path: Path) -> None:
+    history = after_a_run(tmp_path, 3)
+    history.workspace.net_changes(history.contract).open()
+    tables = [history.workspace.net_changes(each) for each in history.workspace.contracts.of_source(SOURCE)]
+    versions = {each.spec.path: each.open() for each in tables}
+    entries = {path: each.mark.entry for path, each in versions.items() if each.mark is not None}
+    for number in range(8):
+        window = history.window(number)
+        without = {
+            each.spec.path
+            for each in tables
+            if not DeltaTable(str(each.folder)).file_uris(partition_filters=[("window", "=", window)])
+        }
+        assert tables[0].index.without(window, entries) == without
+        assert bool(without) == (number > 4)
+    assert not tables[0].index.without(history.window(7), dict.fromkeys(entries, "of another version"))
+
+
+@pytest.mark.parametrize("change", ["a commit", "newest gone", "another entry", "another table", "older"])
+def test_what_happens_to_a_table_without_news_is_found_by_the_next_process(
+    tmp_path: Path, change: str
+) -> None:
+    history = after_a_run(tmp_path, 2)
+    assert standing_of_windows(history.opened(), SOURCE) == standing_of_windows(history.opened(), SOURCE)
+    contract = history.workspace.contracts.of_source(SOURCE)[1]
+    folder = history.workspace.net_changes(contract).folder
+    newest = max((folder / "_delta_log").glob("*.json"))
+    noted = table.LakeTable(history.workspace.home.lake, history.workspace.net_changes(contract).spec)
+    mark = noted.open().mark
+    if change == "a commit":
+        history.close_others(5)
+    elif change == "newest gone":
+        newest.unlink()
+    elif change == "another entry":
+        # Restored and changed in another way: the same version has another content.
+        text = newest.read_bytes()
+        newest.unlink()
+        newest.write_bytes(text.replace(b"commitInfo", b"commitInfo", 1) + b"\n")
+    elif change == "another table":
+        other = history.workspace.net_changes(history.workspace.contracts.of_source(SOURCE)[2]).folder
+        folder.rename(tmp_path / "away")
+        shutil.copytree(other, folder)
+    else:
+        shutil.rmtree(folder)
+    table._opened.clear()
+    workspace = history.opened()
+    found = standing_of_windows(workspace, SOURCE)
+    with workspace.seen(SOURCE) as seen:
+        now = seen.newest(workspace.net_changes(contract), contract.fingerprint)
+    assert (now and now.mark) != mark
+    assert found == without_note(history)
+
+
+def test_a_table_whose_contract_changed_its_types_is_opened_and_waits(tmp_path: Path) -> None:
+    history = after_a_run(tmp_path, 2)
+    standing_of_windows(history.opened(), SOURCE)
+    file = history._settings.contracts_dir / "other_000.json"
+    document = json.loads(file.read_text())
+    document["properties"]["id"] |= {"type": "string", "x-pg-type": "text"}
+    file.write_text(json.dumps(document))
+    workspace = history.opened()
+    contract = workspace.contracts.of_source(SOURCE)[1]
+    with workspace.seen(SOURCE) as seen:
+        now = seen.newest(workspace.net_changes(contract), contract.fingerprint)
+    assert now is not None and now.retyped
+    assert standing_of_windows(workspace, SOURCE) == without_note(history)
+
+
+def test_what_was_found_of_an_unsettled_window_counts_for_ten_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = after_a_run(tmp_path, 2)
+    expected = standing_of_windows(history.opened(), SOURCE)
+    assert expected.unsettled
+    looked_at, original = [], pending._Survey._unsettled
+
+    def counted(survey: pending._Survey, window: str) -> object:
+        looked_at.append(window)
+        return original(survey, window)
+
+    monkeypatch.setattr(pending._Survey, "_unsettled", counted)
+    assert standing_of_windows(history.opened(), SOURCE) == expected
+    assert not looked_at
+    now = time.time()
+    monkeypatch.setattr(survey_cache.time, "time", lambda: now + 601)
+    assert standing_of_windows(history.opened(), SOURCE) == expected
+    assert set(looked_at) == set(expected.unsettled)
 
 
 def test_to_visit_a_table_without_news_as_its_window_closes_opens_no_table(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -24,8 +25,9 @@ from omnisupport_ingest.contracts.decision_table import (
     STREAM_GAP,
 )
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.json_values import compact, to_plain
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot, look_for_empty
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import Manifest
@@ -118,12 +120,37 @@ class _Unsettled:
 
     untaken: tuple[LandingOrder, ...]
     late: tuple[LateArrival, ...]
-    news: frozenset[str]
+    news: tuple[str, ...]
     open: bool
     may_close: bool
-    unclosed: frozenset[str]
+    unclosed: tuple[str, ...]
     half_done: bool
     uncertain: bool
+
+    def text(self) -> str:
+        """Return this as text, for ``of_text`` in another process."""
+        return compact([to_plain(getattr(self, each.name)) for each in fields(self)])
+
+    @classmethod
+    def of_text(cls, text: str) -> _Unsettled:
+        untaken, late, news, is_open, may_close, unclosed, half_done, uncertain = json.loads(text)
+        return cls(
+            tuple((first, second, third, name) for first, second, third, name in untaken),
+            tuple(LateArrival(**each) for each in late),
+            tuple(news),
+            is_open,
+            may_close,
+            tuple(unclosed),
+            half_done,
+            uncertain,
+        )
+
+
+_Tables = tuple[
+    Sequence[tuple[TableContract, TableSnapshot | None]], tuple[TableLayer, ...], tuple[TableContract, ...]
+]
+"""The net changes of each contract (None: not made), those that take part as layers, and the contracts that
+wait for a person."""
 
 
 class _Survey:
@@ -147,13 +174,15 @@ class _Survey:
         self._layers = self._open_layers(source)
         self._policies = SealedPolicies(workspace, source, self._versions) if self._removed.sealed else None
         everything, apart = self._judged_by()
-        changed = seen.changed(news, everything, apart, more=more)
+        changed = seen.changed(news, everything, apart, read=_Unsettled.of_text, more=more)
         if changed is not None:
             changed |= {window for window, found in seen.unsettled.items() if found.uncertain}
         # A window that has lost everything is not known any more, but may be unsettled from before.
         for window in self._known().union(seen.unsettled) if changed is None else changed:
+            # Most tables have nothing in a window: one query finds them.
+            look_for_empty((each for _, each in self._folded if each is not None), window)
             seen.settle(window, self._unsettled(window), self._numbers(window))
-        seen.settled(news, everything, apart)
+        seen.settled(news, everything, apart, write=_Unsettled.text)
         self.windows: Mapping[str, _Unsettled] = dict(seen.unsettled)
         self._rules = everything, sorted(apart.items())
 
@@ -243,13 +272,7 @@ class _Survey:
 
     def _open_layers(self, source: str) -> SourceLayers:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
-        # A list, not a mapping by contract: hashing a contract costs more than the look at its table.
-        self._folded = [(each, newest(workspace.net_changes(each))) for each in self._contracts]
-        parked = tuple(
-            each
-            for each, snapshot in self._folded
-            if snapshot is not None and waiting(workspace, each, snapshot)
-        )
+        self._folded, tables, parked = self._seen.once_looked(workspace.looks, self._look_at_tables)
         judged = self._judged
         # Read raw before the record. The record is written first, so it explains whatever raw has lost.
         held = newest(workspace.raw(source))
@@ -265,10 +288,29 @@ class _Survey:
                 ),
                 Layer(judged, self._judged_versions(judged), decisions, sealed=removed.sealed),
             ),
-            tables=tuple(
-                TableLayer(each, snapshot, decisions) for each, snapshot in self._folded if each not in parked
-            ),
+            tables=tables,
             parked=parked,
+        )
+
+    def _look_at_tables(self) -> _Tables:
+        """Look at the net changes of every table."""
+        workspace = self._workspace
+        # A list, not a mapping by contract: hashing a contract costs more than the look at its table.
+        folded = [
+            (each, self._seen.newest(workspace.net_changes(each), each.fingerprint))
+            for each in self._contracts
+        ]
+        parked = tuple(
+            each for each, snapshot in folded if snapshot is not None and waiting(workspace, each, snapshot)
+        )
+        return (
+            folded,
+            tuple(
+                TableLayer(each, snapshot, workspace.decisions)
+                for each, snapshot in folded
+                if each not in parked
+            ),
+            parked,
         )
 
     def _judged_versions(self, judged: TableSnapshot | None) -> Callable[[str], tuple[str, ...]]:
@@ -308,10 +350,10 @@ class _Survey:
         found = _Unsettled(
             tuple(sorted({part.landing_order for part in untaken})),
             layers.untaken(self._lateness.late_parts(untaken), untaken) if replayed else (),
-            news | half_done,
+            tuple(sorted(news | half_done)),
             bool(unclosed) or any(layer.is_open(window) for layer in layers.events),
             all(layer.may_close(window) for layer in layers.all),
-            unclosed,
+            tuple(sorted(unclosed)),
             bool(half_done) or (self._files is not None and self._files.unsettled(window) is not None),
             self._is_uncertain(window),
         )
