@@ -40,7 +40,6 @@ _BY_KEY = "cudrb"
 """Operations that count for the key in whose era they lie."""
 
 
-
 def split(rng: Random, events: Sequence[Event]) -> tuple[list[Event], list[Event], PositionRange]:
     """Draw a transaction from which on events have the key in force: those below, those above, and where the
     former ones lie."""
