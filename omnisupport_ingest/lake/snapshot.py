@@ -190,12 +190,17 @@ class TableSnapshot:
         """
         if self.mark is None:
             return None
+        if not fits:
+            # Nobody takes such a table as noted, so its stamp is not worth what a store takes for it.
+            return TableNote(self.mark)
         if self._noted is not None and self._noted.fits == ("" if self.retyped else fits):
             return self._noted
         stamp = self._stamp()
         # Look once more after the stamp was made, so that it is of the files that the mark describes.
         newest = self.is_newest() and not has_checkpoint_after(self.table.log, self.version)
         is_marked = newest and digest_of(self._own) == self.mark.entry
+        # A store without versions of objects shows no other entry.
+        is_marked = is_marked and bool(self._entry) and any(self._entry or ())
         noted = TableNote(self.mark, stamp if is_marked else "", "" if self.retyped else fits)
         self._noted = noted if is_marked else None
         return noted

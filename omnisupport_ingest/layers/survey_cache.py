@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ class SurveyCache(Generic[T]):
         self.unsettled: dict[str, T] = {}
         """The findings about each window that is not settled."""
         self._looked_at: dict[str, float] = {}
+        self._taken: set[str] = set()
         self.index = WindowIndex(file)
         self._before = self._note = LookNote()
         self._marks: dict[str, TableNote] | None = {}
@@ -97,6 +99,7 @@ class SurveyCache(Generic[T]):
         if note.revision != self._note.revision:
             # Another process has looked since.
             self.unsettled.clear()
+            self._taken.clear()
             self._found.clear()
         self._before = self._note = note
         self._touched, self._marks = set(), {}
@@ -231,7 +234,9 @@ class SurveyCache(Generic[T]):
         landed = {window for _, windows in news.batches for window in windows}
         if not looks_again:
             self._take_noted(read)
-        of_others = set(self.index.flagged(UNSETTLED)) - self.unsettled.keys()
+        # Where all is looked at again, what was only noted is as well.
+        known = self.unsettled.keys() - (self._taken if looks_again else self._taken_long_ago())
+        of_others = set(self.index.flagged(UNSETTLED)) - known
         return (
             landed
             | judged_otherwise
@@ -243,8 +248,16 @@ class SurveyCache(Generic[T]):
     def _take_noted(self, read: Callable[[str], T]) -> None:
         now = time.time()
         for window, noted in self._note.unsettled.items():
-            if window not in self.unsettled and 0 <= now - noted.at < _NOTED_SECONDS:
+            if window in self.unsettled or not 0 <= now - noted.at < _NOTED_SECONDS:
+                continue
+            # A finding of another form is looked for anew.
+            with suppress(ValueError, TypeError):
                 self.unsettled[window], self._looked_at[window] = read(noted.found), noted.at
+                self._taken.add(window)
+
+    def _taken_long_ago(self) -> set[str]:
+        limit = time.time() - _NOTED_SECONDS
+        return {window for window in self._taken if self._looked_at[window] < limit}
 
     def _some_more(self) -> set[str]:
         found = self.index.after(self._note.looked_again, _LOOKED_AGAIN)
@@ -253,6 +266,7 @@ class SurveyCache(Generic[T]):
 
     def settle(self, window: str, found: T | None, numbers: Mapping[str, int]) -> None:
         """Record the finding about ``window`` (None: it is settled) and its ``numbers``."""
+        self._taken.discard(window)
         if found is None:
             self.unsettled.pop(window, None)
         else:
@@ -309,6 +323,7 @@ class SurveyCache(Generic[T]):
         self._last_found = None
         self._note = LookNote()
         self.unsettled.clear()
+        self._taken.clear()
         self._found.clear()
 
 

@@ -301,10 +301,20 @@ def test_what_was_found_of_an_unsettled_window_counts_for_ten_minutes(
     monkeypatch.setattr(pending._Survey, "_unsettled", counted)
     assert standing_of_windows(history.opened(), SOURCE) == expected
     assert not looked_at
+    # The first look of a process for what is pending takes nothing as noted.
+    standing = history.opened()
+    assert standing_of_windows(standing, SOURCE) == expected
+    pending.pending_windows(standing, SOURCE)
+    assert set(looked_at) >= set(expected.unsettled)
+    looked_at.clear()
+    held = history.opened()
+    assert standing_of_windows(held, SOURCE) == expected and not looked_at
     now = time.time()
     monkeypatch.setattr(survey_cache.time, "time", lambda: now + 601)
-    assert standing_of_windows(history.opened(), SOURCE) == expected
-    assert set(looked_at) == set(expected.unsettled)
+    for workspace in (history.opened(), held):
+        assert standing_of_windows(workspace, SOURCE) == expected
+        assert set(looked_at) == set(expected.unsettled)
+        looked_at.clear()
 
 
 def test_to_visit_a_table_without_news_as_its_window_closes_opens_no_table(
