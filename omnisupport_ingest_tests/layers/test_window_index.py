@@ -304,7 +304,7 @@ def test_what_was_found_of_an_unsettled_window_counts_for_ten_minutes(
     # The first look of a process for what is pending takes nothing as noted.
     standing = history.opened()
     assert standing_of_windows(standing, SOURCE) == expected
-    monkeypatch.setattr(survey_cache, "_LOOKED_AGAIN", 0)
+    monkeypatch.setattr(SurveyCache, "_some_more", lambda _seen: set())
     pending.pending_windows(standing, SOURCE)
     assert set(looked_at) == set(expected.unsettled)
     looked_at.clear()
