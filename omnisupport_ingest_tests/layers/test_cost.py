@@ -215,9 +215,9 @@ def test_a_look_at_every_window_holds_the_states_of_one_at_a_time(
     monkeypatch.setattr(state, "_KEPT_BYTES", 0)
     before, settled, held = states_in_memory(), SurveyCache.settled, list[int]()
 
-    def looked(*arguments: Any) -> None:
+    def looked(*arguments: Any, **more: Any) -> None:
         held.append(states_in_memory() - before)
-        settled(*arguments)
+        settled(*arguments, **more)
 
     monkeypatch.setattr(SurveyCache, "settled", looked)
     assert pending_windows(history.opened(), SOURCE).nothing
