@@ -30,5 +30,5 @@ def test_a_window_behind_a_backlog_waits_too(tmp_path: Path, monkeypatch: pytest
     judged = SimpleNamespace(state=lambda _window: SimpleNamespace(versions=versions))
     # The first look is the erasure's own; the planner's looks after it see the real tables.
     look, stand_ins = LakeTable.look, iter([judged])
-    monkeypatch.setattr(LakeTable, "look", lambda table: next(stand_ins, None) or look(table))
+    monkeypatch.setattr(LakeTable, "look", lambda *table: next(stand_ins, None) or look(*table))
     assert windows_waiting(story.workspace, SOURCE, {behind}) == [behind]
