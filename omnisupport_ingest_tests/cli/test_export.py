@@ -13,7 +13,7 @@ from click import UsageError
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.contracts.model import UnknownTable
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableNote, TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.progress import Stage, listening
 from omnisupport_ingest.read.export import Format, NoDimension
@@ -61,9 +61,9 @@ def test_export_opens_only_what_its_table_is_made_of(
     """A source may have hundreds of tables, and each opened table has the state of every window."""
     opened, look = set[str](), LakeTable.look
 
-    def noted(table: LakeTable) -> TableSnapshot | None:
+    def noted(table: LakeTable, *before: TableNote | None) -> TableSnapshot | None:
         opened.add(table.spec.path)
-        return look(table)
+        return look(table, *before)
 
     monkeypatch.setattr(LakeTable, "look", noted)
     run(export, "notes", "--out", str(tmp_path / "notes.csv"))
