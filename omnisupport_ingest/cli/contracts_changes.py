@@ -180,7 +180,8 @@ def write(home: Path, contract: TableContract, proposal: NextContract) -> None:
         replace(Path(contract.path), document_text(proposal.document).encode())
     landed = LandedKeys(home / "landing" / contract.source)
     keys = landed.of(contract.full_name)
-    if keys is not None and proposal.renamed_key and keys.newest != proposal.renamed_key:
+    # A contract whose key waits for its read speaks of another one than that with which rows land.
+    if keys is not None and proposal.renamed_key and keys.newest == contract.as_captured.key:
         # Its rows have the keys that they had. Else nothing of them would count until capture has seen it.
         name, key = contract.full_name, proposal.renamed_key
         landed.update(lambda known: {name: known[name].renamed(key)})

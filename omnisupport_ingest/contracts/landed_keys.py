@@ -162,7 +162,8 @@ def _of_era(contract: TableContract, key: tuple[str, ...], keys: KeysOfTable, er
     if key == contract.key and not era:
         return found
     # Another fingerprint is another contract: everything of the table is made again.
-    parts = (*key, *map(str, keys.eras[era : era + 1]), str(era))
+    starts = [(each.epoch, each.commit_lsn.value, each.ordinal) for each in keys.eras[era : era + 1]]
+    parts = (*key, *map(str, starts), str(era))
     return replace(
         found,
         fingerprint=_with(contract.fingerprint, parts),

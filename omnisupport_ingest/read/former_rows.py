@@ -31,7 +31,7 @@ _COLUMNS = ("epoch", "commit_lsn", "ordinal", "source_schema", "source_table", "
 
 
 def of_this_key(contract: TableContract, spans: Iterable[tuple[str, Span]]) -> list[tuple[str, Span]]:
-    """Return ``spans`` without the events below them that had another key, but its text."""
+    """Return ``spans`` cut off where the present key begins: below, their texts are keys of other rows."""
     since = contract.key_since
     if since is None:
         return list(spans)

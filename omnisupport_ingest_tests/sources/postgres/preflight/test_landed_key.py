@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
 from omnisupport_ingest.sources.postgres.snapshot.landed_key import behind_their_snapshots
@@ -138,3 +139,27 @@ def test_a_table_that_is_alone_takes_another_key_once_the_stream_has_passed_its_
         tickets.wait_for_free_slot()
     keys = LandedKeys(tickets.store.folder).all()["public.tickets"]
     assert (keys.newest, keys.waits) == (("tenant", "id"), False)
+
+
+@pytest.mark.slow
+def test_a_key_that_nothing_is_to_read_the_table_by_is_named(tickets: SourceUnderTest) -> None:
+    """The request went away after the key had begun: the lake would show the former one without end."""
+    tickets.sql("ALTER TABLE tickets ADD UNIQUE (id, tenant)")
+    tickets.tables[0] = replace(tickets.tables[0], key=("id", "tenant"))
+    requests = SnapshotRequests(tickets.store.folder)
+    requests.write("tickets", "another key")
+    tickets.killed_at("source.landed_keys.after")
+    tickets.wait_for_free_slot()
+
+    def named() -> list[Finding]:
+        found = check_source(tickets.dsn, tickets.settings, tickets.home, tickets.tables)
+        return [each for each in found if each.check == "landed_key"]
+
+    assert named() == []
+    for each in requests.read():
+        requests.clear(each)
+    [warning] = named()
+    assert warning.severity is Severity.WARNS and "source snapshot tickets" in warning.fix
+    requests.write("tickets", "another key")
+    tickets.catch_up()
+    assert named() == [] and not LandedKeys(tickets.store.folder).all()["public.tickets"].waits
