@@ -114,7 +114,7 @@ WHERE leaf.oid = %s::bigint::oid AND leaf.relispartition
 
 
 class PartitionedTables:
-    """Which tables are partitioned, by oid. A table stays what it is, so each is asked for only once.
+    """Which tables are partitioned, by oid. A table stays what it is, so each is looked up only once.
 
     One query asks for the tables with contracts, however many there are.
     """
@@ -129,7 +129,7 @@ class PartitionedTables:
             self._known: dict[int, bool] = dict(cursor.fetchall())
 
     def has(self, oid: int) -> bool:
-        """Whether the table ``oid`` is partitioned; False if it was gone when it was first asked for."""
+        """Whether the table ``oid`` is partitioned; False if it was gone when it was first looked up."""
         if oid not in self._known:
             with source_errors("looking for partitions"), self._connection.cursor() as cursor:
                 cursor.execute(
