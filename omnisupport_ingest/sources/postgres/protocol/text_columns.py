@@ -33,7 +33,8 @@ _BACKSLASH = ord("\\")
 
 
 _KEPT_BYTES = 32 * 1024 * 1024
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
+_ARENAS = 2
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # numbers of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
@@ -41,11 +42,13 @@ def keep_freed_memory() -> None:
 
     Without this, each block returns its memory to the system, and the next block requests it page by page.
     Arrow's own allocator does so whatever glibc is set to, so it is not used, unless somebody has chosen it.
+    Threads share two arenas: with one for each thread, what is kept grew with the number of chunks.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
+        mallopt(_ARENA_MAX, _ARENAS)
         if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
             pa.set_memory_pool(pa.system_memory_pool())
 

@@ -407,7 +407,11 @@ class Desk:
         contract = self.contract(name)
         table = self.workspace.history(contract) if past else self.workspace.dimension(contract)
         found = table.open().read(self._spark, table.open().all_files())
-        order = [self._first(name), *(["_cdc_valid_from_position"] if past else []), *({"n"} & {*found.columns})]
+        order = [
+            self._first(name),
+            *(["_cdc_valid_from_position"] if past else []),
+            *({"n"} & {*found.columns}),
+        ]
         return [each.asDict(recursive=True) for each in found.orderBy(*order).collect()]
 
     def at_source(self, name: str) -> list[dict[str, Any]]:
