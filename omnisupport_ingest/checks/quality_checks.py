@@ -22,7 +22,7 @@ from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes, seen_at
+from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes, seen_at, waiting_keys
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 from omnisupport_ingest.wording import agreeing, counted
 
@@ -382,6 +382,7 @@ def schemas_as_contracted(
     that is not known.
     """
     changes = judged_changes(workspace, source)
+    keys = {each.table: each for each in waiting_keys(workspace, source)}
     found = {}
     for contract in workspace.contracts.of_source(source):
         if contract.name not in names:
@@ -395,6 +396,9 @@ def schemas_as_contracted(
         rows = [each.change.rows for each in open_ones if each.change.rows is not None]
         if rows or not open_ones:
             numbers["rows_affected"] = max(rows, default=0)
+        if not open_ones and (key := keys.get(contract.name)) is not None:
+            found[contract.name] = CheckFinding(False, f"{key.what}. To do: {key.edit}", numbers)
+            continue
         if not open_ones:
             found[contract.name] = CheckFinding(True, "The contract matches the source.", numbers)
             continue

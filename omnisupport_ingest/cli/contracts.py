@@ -301,14 +301,23 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
 
     Exit code: 0 nothing to be looked after, 1 there is, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.cli.contracts_changes import changes_of, document_of, show_changes
+    from omnisupport_ingest.cli.contracts_changes import (
+        changes_of,
+        document_of,
+        key_document,
+        keys_that_wait,
+        show_changes,
+    )
 
-    judged = changes_of(open_workspace(), tables)
+    workspace = open_workspace()
+    judged = changes_of(workspace, tables)
+    keys = keys_that_wait(workspace, judged, tables)
     if as_json:
-        echo_json({"changes": [document_of(source, each) for source, each in judged]})
+        waiting = [key_document(*each) for each in keys]
+        echo_json({"changes": [document_of(*each) for each in judged], "keys_that_wait": waiting})
     else:
-        show_changes(judged)
-    return FINDINGS if any(each.asks for _, each in judged) else 0
+        show_changes(judged, keys)
+    return FINDINGS if keys or any(each.asks for _, each in judged) else 0
 
 
 @contracts.command()

@@ -25,7 +25,14 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.schema_changes import UNKNOWN, SchemaChange, SchemaChanges
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.read.schema_changes import JudgedChange, command_to_read, judged_changes, seen_at
+from omnisupport_ingest.read.schema_changes import (
+    JudgedChange,
+    WaitingKey,
+    command_to_read,
+    judged_changes,
+    seen_at,
+    waiting_keys,
+)
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
@@ -42,6 +49,21 @@ def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, J
         for source in workspace.contracts.sources()
         for each in judged_changes(workspace, source)
         if named is None or (source, each.change.table) in named
+    ]
+
+
+def keys_that_wait(
+    workspace: Workspace, judged: Sequence[tuple[str, JudgedChange]], tables: Sequence[str] = ()
+) -> list[tuple[str, WaitingKey]]:
+    """Return, with its source, every key that waits and of which no change in ``judged`` asks anything; of
+    ``tables`` alone, if any are given."""
+    named = {(each.source, each.name) for each in tables_named(workspace, list(tables))} if tables else None
+    asking = {(source, each.change.table) for source, each in judged if each.asks}
+    return [
+        (source, each)
+        for source in workspace.contracts.sources()
+        for each in waiting_keys(workspace, source)
+        if (source, each.table) not in asking and (named is None or (source, each.table) in named)
     ]
 
 
@@ -69,6 +91,11 @@ def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
     }
 
 
+def key_document(source: str, key: WaitingKey) -> dict[str, Any]:
+    """Return a key that waits for ``--json``."""
+    return {"source": source, **asdict(key)}
+
+
 def _lsn(lsn: Lsn) -> str | None:
     return None if lsn == UNKNOWN else str(lsn)
 
@@ -81,8 +108,10 @@ def _rows(change: SchemaChange) -> str:
     return f"about {change.rows:,} rows"
 
 
-def show_changes(judged: Sequence[tuple[str, JudgedChange]]) -> None:
-    """Print the changes, the oldest first, each with the action that it needs."""
+def show_changes(
+    judged: Sequence[tuple[str, JudgedChange]], keys: Sequence[tuple[str, WaitingKey]] = ()
+) -> None:
+    """Print the changes, the oldest first, each with the action that it needs, and the ``keys`` that wait."""
     for source, each in judged:
         change = each.change
         click.echo(
@@ -91,7 +120,9 @@ def show_changes(judged: Sequence[tuple[str, JudgedChange]]) -> None:
         )
         if each.asks:
             click.echo(f"  To do: {each.edit}")
-    asks = sum(each.asks for _, each in judged)
+    for source, key in keys:
+        click.echo(f"{source}.{key.table}  {key.what}\n  To do: {key.edit}")
+    asks = sum(each.asks for _, each in judged) + len(keys)
     click.echo(f"{render.counted(len(judged), 'schema change')}, {asks or 'none'} to be looked after.")
 
 
@@ -121,8 +152,8 @@ def propose(
             table=contract.full_name,
         )
     again = command_to_read(contract, definition.kind)
-    of_log = definition.kind is SourceKind.LOG
-    proposal = next_contract(document, form, changes, every=every, again=again, key_follows=of_log)
+    # Where nobody can read the table again, no key but that of what landed can name its rows.
+    proposal = next_contract(document, form, changes, every=every, again=again, key_follows=again is not None)
     # Parsed as it will be read from the file, so that what is written can be used.
     contract_of(proposal.document, Path(contract.path))
     return proposal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.contracts_changes import changes_of, document_of
+from omnisupport_ingest.cli.contracts_changes import changes_of, document_of, key_document, keys_that_wait
 from omnisupport_ingest.cli.errors import FINDINGS, WARNED
 from omnisupport_ingest.cli.opening import (
     contracted_source,
@@ -236,10 +236,11 @@ def _retention(workspace: Workspace) -> dict[str, Any]:
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
     """Return the schema changes of captured tables that need an action."""
     try:
+        judged = changes_of(workspace, ())
+        keys = keys_that_wait(workspace, judged)
         return [
-            document_of(source, each) | {"what": each.what}
-            for source, each in changes_of(workspace, ())
-            if each.asks
+            *(document_of(source, each) | {"what": each.what} for source, each in judged if each.asks),
+            *(key_document(*each) for each in keys),
         ]
     except IngestError as error:
         return [{"source": "", "table": "", "what": error.problem, "edit": error.fix}]

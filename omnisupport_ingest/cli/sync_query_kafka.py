@@ -103,8 +103,8 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
     for each in report.tables:
         if each.blocked:
             click.echo(
-                f"{each.table}: not read, as its schema has changed and a person has to decide. See: "
-                "omnisupport-ingest contracts changes"
+                f"{each.table}: not read, as its schema or key has changed and a person has to "
+                "decide. See: omnisupport-ingest contracts changes"
             )
             continue
         if each.refused:

@@ -7,13 +7,14 @@ key is in force. The fold leaves out events that have another key than that (``o
 The new key comes into force when the table has been read by it. Until then the lake shows the table by the
 former key; nothing with the new one counts. From then on nothing with the former one does.
 
-Capture writes the record, which lies beside the landed batches; so does who renames a key column in the
-contract. Sources of other kinds have none.
+Capture and readings by a cursor write the record, which lies beside the landed batches; so does who renames a
+key column in the contract. Events and files can be read again by nobody here, so their tables keep the first
+key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -38,6 +39,16 @@ class LandedKeysUnreadable(IngestError):
     """
 
     exit_code = 3
+
+
+class LandedKeyChanged(IngestError):
+    """A contract no longer has the key with which events of its table have landed, and nobody here can read
+    them again.
+
+    Fix: Give the contract its former key, or the table a home of its own.
+    """
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,27 @@ class LandedKeys:
         except (OSError, Unreadable) as error:
             raise self._unreadable(error) from error
 
+    def note(self, tables: Iterable[TableContract]) -> None:
+        """Record that each of ``tables`` of which nothing is recorded lands with the key of its contract."""
+        new = {each.full_name: KeysOfTable.first(each.key) for each in tables}
+        if not new.keys() <= self.all().keys():
+            self.update(lambda recorded: new | {**recorded})
+
+    def require(self, tables: Sequence[TableContract]) -> None:
+        """Raise ``LandedKeyChanged`` if one of ``tables``, whose rows nobody can read again, has another key
+        than what has landed of it. The key with which a table lands first is recorded, and stays."""
+        self.note(tables)
+        recorded = self.all()
+        for each in tables:
+            if (key := recorded[each.full_name].newest) != each.key:
+                raise LandedKeyChanged(
+                    f"{each.path} gives {each.full_name} the key ({', '.join(each.key)}), and what has "
+                    f"landed of it has the key ({', '.join(key)}).",
+                    fix="Give the contract that key again: x-cdc.key, with its columns readable and in "
+                    "required. Or let a home of its own take the table in. Nothing of this file or these "
+                    "records has landed.",
+                )
+
     def update(self, change: Callable[[Mapping[str, KeysOfTable]], Mapping[str, KeysOfTable]]) -> None:
         """Replace the keys of the tables that ``change`` returns, given all; durable on return."""
 
@@ -116,7 +148,8 @@ class LandedKeys:
             now = tables | {**change(tables)}
             return None if now == tables else encode(_Record(now))
 
-        with locked_folder(self._path.parent), failpoint("source.landed_keys"):
+        # Who lands a file holds the lock of the source's own folder.
+        with locked_folder(self._path.parent.parent), failpoint("source.landed_keys"):
             update(self._path, changed)
 
     def _unreadable(self, error: Exception) -> LandedKeysUnreadable:

@@ -150,7 +150,8 @@ def _summary(report: SyncReport) -> str:
     back = [each.table for each in report.tables if each.went_back]
     warned = f" The highest cursor of {', '.join(back)} went back: restored from a backup?" if back else ""
     if blocked := [each.table for each in report.tables if each.blocked]:
-        warned += f" Not read, as its schema has changed and a person has to decide: {', '.join(blocked)}."
+        why = "as its schema or key has changed and a person has to decide"
+        warned += f" Not read, {why}: {', '.join(blocked)}."
     warned += "".join(f" {each.problem} Fix: {each.fix}" for each in report.faults)
     at = f"{report.clock:%H:%M:%S} UTC"
     landed = f"{counted(rows, 'row')} landed in {counted(len(report.batches), 'batch')}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -437,6 +437,14 @@ _SAME_TEXT = (
     re.compile(r"text|character varying(\(\d+\))?"),
 )
 """Types between which a value keeps its text. (``character`` pads, and ``numeric`` writes its own digits.)"""
+
+
+def renamed_key(changes: Iterable[SchemaChange], table: str, key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``key`` of ``table`` with the names that its columns have now at the source, by ``changes``."""
+    for each in changes:
+        if (each.table, each.kind) == (table, "column_renamed") and each.before in key and each.after:
+            key = tuple(each.after if name == each.before else name for name in key)
+    return key
 
 
 def gives_other_keys(change: SchemaChange) -> bool:

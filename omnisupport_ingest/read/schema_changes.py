@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.contracts.model import BLOCK, Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 from omnisupport_ingest.contracts.sources import SourceKind, blocks_rows, sources_in_force
@@ -67,6 +68,37 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
         for change in seen.changes
         if change.table in contracts and change.table in seen.tables
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingKey:
+    """A contract whose key does not count yet, or cannot (``contracts.landed_keys``): what the matter is, and
+    what to do."""
+
+    table: str
+    what: str
+    edit: str
+
+
+def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
+    """Return the tables of ``source`` that have landed by another key than their contracts' files have."""
+    found = []
+    waiting = [each for each in workspace.contracts.of_source(source) if each.next_key]
+    if not waiting:
+        return []
+    kind = sources_in_force(workspace.settings, workspace.contracts).find(source).kind
+    for contract in waiting:
+        landed = LandedKeys(workspace.landing(source).folder).of(contract.full_name)
+        assert landed is not None, "else no key waits"
+        former, asked = (", ".join(key) for key in (landed.eras[landed.in_force].key, contract.next_key))
+        what = f"its rows have landed with the key ({former}), and ({asked}) of its contract does not count"
+        again = command_to_read(contract, kind)
+        if again is None:
+            again = f"{contract.path}: x-cdc.key is {former}; with another key the table needs its own home"
+        else:
+            what += " until it is read by it"
+        found.append(WaitingKey(contract.name, on_one_line(what), on_one_line(again)))
+    return found
 
 
 def seen_at(change: SchemaChange) -> str:

@@ -1,7 +1,12 @@
-"""The relation that the manifest of a file's batch records: the table as its contract describes it."""
+"""The relations that the manifest of a batch of events or files records: tables as their contracts describe
+them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.manifest import RelationVersion
 
@@ -16,3 +21,12 @@ def contracted_relation(contract: TableContract) -> RelationVersion:
         key_columns=contract.key,
         replica_identity="",
     )
+
+
+def landed_relations(landing: Path, contracts: Sequence[TableContract]) -> tuple[RelationVersion, ...]:
+    """Return the relations of ``contracts`` for a batch of events or files. ``landing``: of their source.
+
+    Raises ``LandedKeyChanged`` for a contract that has another key than what has landed.
+    """
+    LandedKeys(landing).require(contracts)
+    return tuple(contracted_relation(each) for each in contracts)

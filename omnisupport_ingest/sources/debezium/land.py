@@ -26,7 +26,7 @@ from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
-from omnisupport_ingest.sources.contracted_relation import contracted_relation
+from omnisupport_ingest.sources.contracted_relation import landed_relations
 from omnisupport_ingest.sources.debezium.faults import (
     AnotherLife,
     FileChanged,
@@ -359,7 +359,7 @@ class _Reading:
         if self._epoch is not None:
             self._reader.shown.record(self._inlet.schemas(self._epoch), self._place)
         # The relations, by their contracts, of the tables that have events in the file.
-        relations = tuple(contracted_relation(each) for each in self._reader.contracts())
+        relations = landed_relations(self._inlet.store.folder, self._reader.contracts())
         name, order = self._path.name, self._reader.orders.order
         return writer.seal(
             file=FileSpan(sha256=self._content.sha256, name=name, manifest=self._inlet.delivery, order=order),

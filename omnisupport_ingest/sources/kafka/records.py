@@ -20,7 +20,7 @@ from omnisupport_ingest.landing.manifest import FileSpan, Manifest, OffsetSpan
 from omnisupport_ingest.landing.names import offsets_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
-from omnisupport_ingest.sources.contracted_relation import contracted_relation
+from omnisupport_ingest.sources.contracted_relation import landed_relations
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, LineContext
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
@@ -216,7 +216,7 @@ class RoundReading:
                 self._reader.orders.order,
                 self.offsets,
             ),
-            relations=tuple(contracted_relation(each) for each in self._reader.contracts()),
+            relations=landed_relations(self._inlet.store.folder, self._reader.contracts()),
             confirmed_clock=self._round.complete(self._inlet.clock()),
             max_clock_skew=self._inlet.max_clock_skew,
         )

@@ -26,7 +26,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.position import KEPT_OUT
-from omnisupport_ingest.sources.contracted_relation import contracted_relation
+from omnisupport_ingest.sources.contracted_relation import landed_relations
 from omnisupport_ingest.sources.debezium.land import refuse_paused
 from omnisupport_ingest.sources.manifests.examine import (
     Examined,
@@ -283,7 +283,7 @@ class _Unit:
                 manifest=seed.reference,
                 order=CURSOR_ORDER if self._cursor is not None else None,
             ),
-            relations=(contracted_relation(seed.contract),),
+            relations=landed_relations(self._inlet.store.folder, [seed.contract]),
             confirmed_clock=self._complete,
         )
 

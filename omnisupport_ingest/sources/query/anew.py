@@ -20,6 +20,7 @@ from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.kept_positions import last_kept_window
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.batches import Inlet
+from omnisupport_ingest.sources.query.landed_key import ReadingKeys
 from omnisupport_ingest.sources.query.state import Progress, QueryState
 from omnisupport_ingest.windows import KEY_FORMAT
 
@@ -35,6 +36,7 @@ def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], re
     changes of ``tables`` that are known by now.
     """
     epoch = _begin(inlet, state, {each.full_name for each in tables}, reason)
+    ReadingKeys(inlet.store.folder).begin(tables, epoch.number)
     if all(state.progress(each.full_name) is None for each in inlet.tables):
         # The cursors of the former database no longer matter, so from now on it may be another database.
         state.forget_all()

@@ -100,11 +100,13 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         _require_reached(moment, state, inlet.store.source)
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
+        unsettled = schemas.keys.unsettled()
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch, found.batches)
         for table in inlet.tables:
-            if schemas.blocks(table):
-                # Missed rows are not read until a person has looked at the table.
+            if schemas.blocks(table) or table.full_name in unsettled:
+                # Missed rows are not read until a person has looked at the table. The lake shows one by its
+                # former key until it has been read by the new one.
                 continue
             # At the positions that a sync would give them.
             schema = state.schema_number(table.full_name, reader.columns(table))

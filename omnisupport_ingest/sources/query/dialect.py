@@ -11,12 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.engine.interfaces import ReflectedIndex
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.named_secrets import NamedSecret
@@ -36,6 +38,9 @@ from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
 from omnisupport_ingest.sources.shown_columns import ShownColumn, live_schema, schema_by_name
 from omnisupport_ingest.sources.value_text import value_text
+
+ReflectedTable = tuple[str, str | None]
+"""Name and schema of a table, as SQLAlchemy's inspector takes them."""
 
 _BLOCK_ROWS = 10_000
 _KEYS_AT_ONCE = 500
@@ -115,7 +120,9 @@ class DialectReader:
                         ShownColumn(each["name"], pg_type_of(each["type"]), not each.get("nullable", True))
                         for each in inspector.get_columns(table.table, schema=table.schema)
                     ]
-                    found[table.name] = schema_by_name(table, columns, was)
+                    shown = schema_by_name(table, columns, was)
+                    shown.seen = replace(shown.seen, key=_key_of(table, inspector))
+                    found[table.name] = shown
             except QueryRefused:
                 # A table that cannot be inspected is refused when it is read; the tables before it are still
                 # read.
@@ -460,6 +467,35 @@ def _writer(table: TableContract, name: str) -> Callable[[Any], str | None]:
         return None if value is None else value_text(value, kind)
 
     return write
+
+
+def unique_keys(inspector: sa.Inspector, table: ReflectedTable) -> list[tuple[str, ...]]:
+    """Return the columns that tell the rows of ``table`` apart: of its primary key, which comes first, and of
+    each other unique constraint or index over NOT NULL columns."""
+    primary = tuple(inspector.get_pk_constraint(*table)["constrained_columns"])
+    # SQLite reports the columns of a key as nullable.
+    not_null = {each["name"] for each in inspector.get_columns(*table) if not each.get("nullable", True)}
+    not_null |= {*primary}
+    others = [tuple(each["column_names"]) for each in inspector.get_unique_constraints(*table)]
+    indexes = [each for each in inspector.get_indexes(*table) if _of_all_rows(each)]
+    others += [tuple(map(str, each["column_names"])) for each in indexes]
+    found = [primary, *(each for each in others if not_null.issuperset(each))]
+    return [each for each in dict.fromkeys(found) if each]
+
+
+def _of_all_rows(index: ReflectedIndex) -> bool:
+    """Whether the index distinguishes all rows of its table: it is unique, and not partial."""
+    partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
+    return index["unique"] and not partial
+
+
+def _key_of(contract: TableContract, inspector: sa.Inspector) -> tuple[str, ...]:
+    """Return the key of the table of ``contract``: that of the contract if it tells the rows apart, or if
+    nothing does."""
+    keys = unique_keys(inspector, (contract.table, contract.schema))
+    if not keys or any({*each} <= {*contract.key} for each in keys):
+        return contract.key
+    return keys[0]
 
 
 def _driver_begins_nothing(connection: Any, _record: Any) -> None:

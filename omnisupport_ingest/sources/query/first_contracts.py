@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine.interfaces import ReflectedIndex
 
 from omnisupport_ingest.contracts.cursor_policy import TIMES
 from omnisupport_ingest.contracts.model import CursorCandidate
@@ -33,7 +32,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import (
 )
 from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, NoKey, draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.query.dialect import DialectReader, pg_type_of, refusals
+from omnisupport_ingest.sources.query.dialect import DialectReader, pg_type_of, refusals, unique_keys
 from omnisupport_ingest.sources.query.run import postgres_dsn
 
 
@@ -91,18 +90,15 @@ def _tables(inspector: sa.Inspector, *, lite: bool) -> Iterator[_Shown]:
     """Yield the tables of the default schema. ``lite``: the database is SQLite."""
     schema = inspector.default_schema_name or ""
     for table in sorted(inspector.get_table_names(schema)):
+        keys = unique_keys(inspector, (table, schema))
         key = tuple(inspector.get_pk_constraint(table, schema)["constrained_columns"])
         shown = inspector.get_columns(table, schema)
         columns = tuple(_column(each, in_key=each["name"] in key, lite=lite) for each in shown)
-        not_null = {each.name for each in columns if each.not_null}
+        unique = tuple(
+            LiveIndex("primary key" if each == key else "", each, each == key, False, False) for each in keys
+        )
+        live = LiveTable(schema, table, "r", "p", "d", None, None, None, columns, unique)
         indexes = inspector.get_indexes(table, schema)
-        unique = [LiveIndex("primary key", key, True, False, False)] if key else []
-        keys = [tuple(each["column_names"]) for each in inspector.get_unique_constraints(table, schema)]
-        keys += [tuple(map(str, each["column_names"])) for each in indexes if _of_all_rows(each)]
-        for names in keys:
-            if not_null.issuperset(names) and names not in {index.columns for index in unique}:
-                unique.append(LiveIndex("", names, False, False, False))
-        live = LiveTable(schema, table, "r", "p", "d", None, None, None, columns, tuple(unique))
         first = {each["column_names"][0] for each in indexes} | {*key[:1]}
         candidates = [
             judged(
@@ -122,12 +118,6 @@ def _tables(inspector: sa.Inspector, *, lite: bool) -> Iterator[_Shown]:
             if column.type.kind in TIMES | INTEGERS
         ]
         yield _Shown(live, tuple(sorted(candidates, key=lambda each: not each.usable)))
-
-
-def _of_all_rows(index: ReflectedIndex) -> bool:
-    """Whether the index distinguishes all rows of its table: it is unique, and not partial."""
-    partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
-    return index["unique"] and not partial
 
 
 def _column(shown: Any, *, in_key: bool, lite: bool) -> LiveColumn:

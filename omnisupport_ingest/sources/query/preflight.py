@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.query.advice import propose
+from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import Reader
@@ -30,11 +31,14 @@ def preflight(
 
     ``landing``: the folder in which its rows have landed, if any have.
     """
+    tables = [each.as_captured for each in tables]
     read = _read_so_far(landing, tables)
+    landed = {} if landing is None else LandedKeys(landing).all()
     try:
         with closing(open_reader(definition.connection_text())) as reader:
             reader.begin()
             found = [each for table in tables for each in table_findings(reader, definition, table, read)]
+            found += [each for table in tables for each in _key_findings(table, landed.get(table.full_name))]
     except IngestError as error:
         return (Finding("connection", error.problem, error.fix),)
     order = list(Severity)
@@ -98,6 +102,21 @@ def table_findings(
             f"Deletes of {table.full_name} leave no trace for a cursor, and nothing compares its keys.",
             "Set schedule.compare_every in the definition, or name x-cdc.events.soft_delete_column.",
             Severity.WARNS,
+            table=table.name,
+        )
+
+
+def _key_findings(table: TableContract, landed: KeysOfTable | None) -> Iterator[Finding]:
+    """Yield a finding if rows of ``table`` have ``landed`` by another key than its contract has."""
+    if landed is not None and landed.newest != table.key:
+        now, former = ", ".join(table.key), ", ".join(landed.newest)
+        yield Finding(
+            "landed_key",
+            f"The contract {table.path} gives {table.full_name} the key ({now}), and what has landed of it "
+            f"has the key ({former}). So it is not read.",
+            f"If the contract is right, read it anew: {read_anew(table.source, 'another key', table)}. "
+            "Dimension and history show it by the former key until then, and begin anew with that reading. "
+            f"Else give the contract the key ({former}) again.",
             table=table.name,
         )
 

@@ -52,7 +52,7 @@ class QuerySource:
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home) -> Self:
         """Return the source of ``definition`` in ``home``. Raises ``QueryRefused`` if it has no table, or one
         that names no cursor."""
-        tables = definition.tables(contracts)
+        tables = tuple(each.as_captured for each in definition.tables(contracts))
         if not tables:
             raise QueryRefused(
                 f"No contract names the source {definition.name}, so no table of it is read.",

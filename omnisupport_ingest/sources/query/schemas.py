@@ -3,20 +3,26 @@
 Every reading first looks at the tables, in its own transaction. PostgreSQL's catalogs show a change exactly;
 other databases only give names and types of columns. If a column of the contract has disappeared, the reading
 continues without it, unless the table is read by that column. A table whose contract says ``block`` is no
-longer read once it has changed. Beginning a full reading accepts the changes that were seen before it.
+longer read once it has changed, and neither is one whose rows its key no longer tells apart. Beginning a full
+reading accepts the changes that were seen before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.recording import record, shown_under_another_name
+from omnisupport_ingest.sources.postgres.catalog.recording import (
+    LiveSchema,
+    record,
+    shown_under_another_name,
+)
 from omnisupport_ingest.sources.query.cursor import CursorColumn
+from omnisupport_ingest.sources.query.landed_key import ReadingKeys
 from omnisupport_ingest.sources.query.reader import Moment, Reader
 
 
@@ -27,6 +33,8 @@ class CursorSchemas:
         self, store: LandingStore, tables: Sequence[TableContract], learned: LearnedColumns | None
     ) -> None:
         self._changes, self._tables, self._learned = SchemaChanges(store.folder), tables, learned
+        self.keys = ReadingKeys(store.folder)
+        self._waiting, self._ambiguous = set[str](), set[str]()
 
     def look(self, reader: Reader, moment: Moment, epoch: int) -> None:
         """Record what has changed, and let ``reader`` continue without columns that have disappeared.
@@ -38,19 +46,35 @@ class CursorSchemas:
             low, high = (UNKNOWN if lsn is None else Lsn(lsn) for lsn in (moment.low, moment.high))
             contracts = {each.name: each for each in self._tables}
             record(self._changes, Look(epoch, low, high), contracts, live, learned=self._learned)
+        self._ambiguous = {each.name for each in self._tables if self._is_ambiguous(each, live or {})}
+        self._waiting = self.keys.waiting(self._tables)
         for table in self._tables:
             reader.go_on_without(table, self._gone(table))
 
     def blocks(self, table: TableContract) -> bool:
         """Whether ``table`` must not be read until a person has decided about its changes.
 
-        By a full reading (``anew.refresh``) if the contract says ``block``. If a personal column has the name
-        of another one, only the contract can decide.
+        By a full reading (``anew.refresh``) if the contract says ``block``, or if the table has another key,
+        at the source or in its contract. If a personal column has the name of another one, only the contract
+        can decide.
         """
+        if table.name in self._waiting | self._ambiguous:
+            return True
         changes = [each for each in self._changes.held().changes if each.table == table.name]
         if shown_under_another_name(table, changes):
             return True
         return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
+
+    def _is_ambiguous(self, table: TableContract, live: Mapping[str, LiveSchema]) -> bool:
+        """Whether rows of ``table`` may share the contract's key, since the table got another one."""
+        if not any(each.kind == "key_changed" for each in self._changes.open_changes(table.name)):
+            return False
+        shown = live.get(table.name)
+        if shown is None or any(shown.column(name) is None for name in table.key):
+            # The reading refuses it, and says what it lacks.
+            return False
+        keys = [shown.seen.key, *(each.columns for each in shown.live.unique)]
+        return not any(key and set(key) <= {*table.key} for key in keys)
 
     def read_whole(self, table: TableContract) -> None:
         """Record that a full reading of ``table`` begins in the transaction of the last look."""

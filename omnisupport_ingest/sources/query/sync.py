@@ -214,6 +214,8 @@ class _Sync:
     def finish(self) -> None:
         """Land the ends of full readings and the new watermark, then move the cursors of finished tables."""
         self._land_end()
+        whole = (table for table, _, each in self._ended if each.reading is not None and each.reading.full)
+        self._schemas.keys.settle(whole)
         for table, cursor, progress in self._ended:
             reading = progress.reading
             assert reading is not None

@@ -76,7 +76,7 @@ def next_contract(
     ``changes``: the recorded changes of the table; columns that they add are added to the contract.
     ``every``: add all other columns that the contract does not name, too. ``again``: the command that reads
     the table again; None if there is none. ``key_follows``: whether the contract may get another key, as that
-    of a log may.
+    of a log or a cursor may.
     """
     draft = _Draft(deepcopy(document), schema, again)
     given = document["x-cdc"].get("pii", {})
@@ -152,8 +152,8 @@ class _Draft:
                 continue
             if old in self.policy["key"] and not key_follows:
                 self.for_a_person.append(
-                    f"The key column {old} is called {new} now. The key of a source that is no log cannot be "
-                    "changed in its contract: rename the column back, or give the table a home of its own."
+                    f"The key column {old} is called {new} now. The key of events and files cannot be "
+                    "changed in their contract: rename the column back, or give the table a home of its own."
                 )
                 continue
             names = {old: new}
@@ -496,7 +496,7 @@ class _Draft:
         key = self._schema.seen.key
         if key and set(key) != set(self.policy["key"]):
             follow = f"If the contract is to follow, write its x-cdc.key{self._read_it}."
-            stay = "The key of a source that is no log cannot be changed; a home of its own takes it in."
+            stay = "The key of events and files cannot be changed; a home of its own takes it in."
             self.for_a_person.append(
                 f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. "
                 f"{follow if key_follows else stay}"

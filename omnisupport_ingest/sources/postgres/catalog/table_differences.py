@@ -25,7 +25,8 @@ def differences(before: SeenTable, now: SeenTable | None) -> Iterator[Difference
     elif before.name != now.name:
         yield Difference("table_renamed", None, before.name, now.name)
     yield from _of_columns(before, now)
-    if _key(before, now) != now.key:
+    # A database without numbers of tables may not have told its key before.
+    if _key(before, now) != now.key and (before.key or now.relation):
         yield Difference("key_changed", None, ", ".join(before.key), ", ".join(now.key))
 
 

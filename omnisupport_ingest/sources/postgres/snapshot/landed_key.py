@@ -17,7 +17,7 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, first_chunk_of, is_snapshot_end
-from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
+from omnisupport_ingest.landing.schema_changes import SchemaChanges, renamed_key
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
@@ -33,7 +33,7 @@ def other_landed_keys(store: LandingStore, tables: Sequence[TableContract]) -> d
     others = {each.name: keys[each.name] for each in tables if each.key != keys[each.name]}
     changes = SchemaChanges(store.folder).read().changes if others else ()
     wanted = {each.name: each.key for each in tables}
-    return {name: key for name, key in others.items() if wanted[name] != _renamed(changes, name, key)}
+    return {name: key for name, key in others.items() if wanted[name] != renamed_key(changes, name, key)}
 
 
 def begin_keys(store: LandingStore, epoch: EpochRecord, tables: Sequence[TableContract]) -> None:
@@ -155,11 +155,3 @@ def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
         first = first_chunk_of(end_id)
         if store.exists(first):
             yield store.read(first)
-
-
-def _renamed(changes: Sequence[SchemaChange], table: str, key: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ``key`` with the names that its columns have now at the source, by the recorded ``changes``."""
-    for each in changes:
-        if (each.table, each.kind) == (table, "column_renamed") and each.before in key and each.after:
-            key = tuple(each.after if name == each.before else name for name in key)
-    return key

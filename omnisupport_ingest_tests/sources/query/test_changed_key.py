@@ -1,0 +1,250 @@
+"""A table read by a cursor that gets another key: it waits, alone, until it is read whole by that key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.sources.query.anew import refresh
+from omnisupport_ingest.sources.query.compare import compare
+from omnisupport_ingest.sources.query.cursor import END_ORDINAL
+from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest.sources.query.landed_key import ReadingKeys
+from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.sync import TableSync, sync
+from omnisupport_ingest_tests.cli.command import command
+from omnisupport_ingest_tests.sources.query.platform_of_desk import Platform
+from omnisupport_ingest_tests.sources.query.test_sqlite import Lite, lite  # noqa: F401 (a fixture)
+from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, contract
+
+WIDER = (
+    "ALTER TABLE tickets ALTER subject SET NOT NULL, DROP CONSTRAINT tickets_pkey,"
+    " ADD PRIMARY KEY (id, subject)"
+)
+TICKETS = "public.tickets"
+
+
+def keys(desk: Desk) -> KeysOfTable:
+    found = LandedKeys(desk.store.folder).of(desk.table.full_name)
+    assert found is not None
+    return found
+
+
+def by_id_and_subject(desk: Desk) -> None:
+    """Give the contract the key (id, subject)."""
+    columns = tuple(replace(each, nullable=False) for each in desk.table.columns)
+    desk.table = replace(desk.table, key=("id", "subject"), columns=columns)
+
+
+def test_a_table_whose_key_no_longer_tells_its_rows_apart_is_not_read_and_others_are(desk: Desk) -> None:
+    desk.run("CREATE TABLE notes (LIKE tickets INCLUDING ALL)")
+    notes = replace(contract(), name="notes", table="notes")
+
+    def synced() -> dict[str, TableSync]:
+        inlet = replace(desk.inlet(), tables=(desk.table, notes))
+        with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+            return {each.table: each for each in sync(inlet, reader, state).tables}
+
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    synced()
+    desk.run(f"{WIDER}; INSERT INTO tickets VALUES (1, 'uno'); INSERT INTO notes VALUES (1, 'a note')")
+    found = synced()
+    assert found[TICKETS].blocked and not found[TICKETS].landed
+    assert found["public.notes"].finished and found["public.notes"].landed == 1
+    assert [each.kind for each in SchemaChanges(desk.store.folder).all()][-1] == "key_changed"
+    # Taken back, nothing is left to decide.
+    desk.run(
+        "DELETE FROM tickets WHERE subject = 'uno';"
+        "ALTER TABLE tickets DROP CONSTRAINT tickets_pkey, ADD PRIMARY KEY (id)"
+    )
+    assert synced()[TICKETS].finished
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "DROP CONSTRAINT tickets_pkey, ADD PRIMARY KEY (id, subject), ADD UNIQUE (id)",
+        "DROP CONSTRAINT tickets_pkey, ADD UNIQUE (id)",
+    ],
+)
+def test_a_table_goes_on_while_something_unique_tells_its_rows_apart(desk: Desk, alter: str) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run(f"ALTER TABLE tickets ALTER subject SET NOT NULL, {alter}")
+    desk.run("INSERT INTO tickets VALUES (2, 'two')")
+    assert desk.sync().tables[0].landed == 1
+
+
+def test_a_contract_with_another_key_is_not_read_by_until_the_table_is_read_whole(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    by_id_and_subject(desk)
+    desk.run("INSERT INTO tickets VALUES (2, 'two')")
+    assert desk.sync().tables[0].blocked
+    assert [each["key"] for each in desk.events()] == ['["1"]']
+    assert (keys(desk).newest, keys(desk).waits) == (("id",), False)
+
+    epoch = desk.refresh()
+    assert keys(desk).waits and (keys(desk).eras[-1].epoch, keys(desk).eras[-1].ordinal) == (
+        epoch,
+        END_ORDINAL,
+    )
+    assert desk.sync().finished
+    assert {each["key"] for each in desk.events() if each["epoch"] == epoch} == {
+        None, '["1","one"]', '["2","two"]'
+    }  # fmt: skip
+    assert (keys(desk).newest, keys(desk).in_force) == (("id", "subject"), 1)
+    assert all(contract_key_at(desk, each) for each in desk.events() if each["epoch"] == epoch)
+    # From now on as usual.
+    desk.run("INSERT INTO tickets VALUES (3, 'three')")
+    assert desk.sync().tables[0].landed == 1
+
+
+def contract_key_at(desk: Desk, event: dict[str, int]) -> bool:
+    held = replace(desk.table, key_eras=keys(desk).eras, key_era=keys(desk).in_force)
+    return held.has_key_at((event["epoch"], event["commit_lsn"], event["ordinal"]))
+
+
+def test_keys_are_not_compared_before_the_reading_by_the_new_one_has_ended(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets SELECT g, 't' || g FROM generate_series(1, 5) g")
+    desk.sync()
+    by_id_and_subject(desk)
+    desk.refresh()
+    desk.page_rows, pages = 2, iter([False, True])
+    assert not desk.sync(stopped=lambda: next(pages, True)).finished
+    with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+        assert compare(desk.inlet(), reader, state, {}).tables == []
+    assert keys(desk).waits
+    assert desk.sync().finished
+    assert not keys(desk).waits
+
+
+class _Died(Exception):
+    pass
+
+
+def _dies(*_: object) -> None:
+    raise _Died
+
+
+@pytest.mark.parametrize("step", ["begin", "settle"])
+def test_a_reading_that_dies_beside_the_record_is_ended_by_the_next_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two')")
+    desk.sync()
+    by_id_and_subject(desk)
+    with monkeypatch.context() as patched:
+        patched.setattr(ReadingKeys, step, _dies)
+        with pytest.raises(_Died):
+            desk.refresh()
+            desk.sync()
+    assert keys(desk).in_force == 0
+    if step == "begin":
+        assert desk.sync().tables[0].blocked, "no row lands by a key that nothing records"
+        desk.refresh()
+    assert desk.sync().finished
+    assert (keys(desk).in_force, len(keys(desk).eras)) == (1, 2)
+    rows = {each["key"] for each in desk.events() if contract_key_at(desk, each) and each["key"]}
+    assert rows == {'["1","one"]', '["2","two"]'}
+
+
+def test_a_key_column_that_is_renamed_is_the_same_column(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets RENAME id TO number; INSERT INTO tickets VALUES (2, 'two')")
+    renamed = tuple(
+        replace(each, name="number") if each.name == "id" else each for each in desk.table.columns
+    )
+    desk.table = replace(desk.table, key=("number",), columns=renamed)
+    assert desk.sync().finished
+    assert (keys(desk).newest, len(keys(desk).eras)) == (("number",), 1)
+    assert [each["key"] for each in desk.events()][-1] == '["2"]'
+
+
+def test_another_database_tells_its_key_too(lite: Lite) -> None:  # noqa: F811
+    lite.base.execute("INSERT INTO tickets (id, subject) VALUES (1, 'one')")
+    lite.sync()
+    lite.base.executescript(
+        "ALTER TABLE tickets RENAME TO was;"
+        "CREATE TABLE tickets (id INTEGER NOT NULL, subject TEXT NOT NULL,"
+        " updated_at DATETIME DEFAULT (datetime('now')), paid, done, raw, PRIMARY KEY (id, subject));"
+        "INSERT INTO tickets SELECT * FROM was; DROP TABLE was;"
+        "INSERT INTO tickets (id, subject) VALUES (1, 'uno')"
+    )
+    assert lite.sync().blocked
+    desk = lite.desk
+    (change,) = [each for each in SchemaChanges(desk.store.folder).all() if each.kind == "key_changed"]
+    assert (change.before, change.after) == ("id", "id, subject")
+    by_id_and_subject(desk)
+    assert lite.sync().blocked
+    with QueryState(desk.store.folder) as state:
+        epoch = refresh(desk.inlet(), state, [desk.table], "another key")
+    assert lite.sync().finished
+    assert {each["key"] for each in desk.events() if each["epoch"] == epoch and each["key"]} == {
+        '["1","one"]', '["1","uno"]'
+    }  # fmt: skip
+
+
+def test_a_unique_index_of_another_database_is_key_enough(lite: Lite) -> None:  # noqa: F811
+    lite.base.executescript(
+        "DROP TABLE tickets; CREATE TABLE tickets (id INTEGER NOT NULL UNIQUE, subject TEXT PRIMARY KEY,"
+        " updated_at DATETIME DEFAULT (datetime('now')), paid, done, raw);"
+        "INSERT INTO tickets (id, subject) VALUES (1, 'one')"
+    )
+    assert lite.sync().finished
+    with closing(DialectReader(lite.url)) as reader:
+        reader.begin()
+        found = reader.schemas([lite.desk.table], {})
+    assert found is not None and found["tickets"].seen.key == ("id",)
+
+
+@pytest.mark.slow
+def test_a_real_change_of_the_key_goes_through_to_dimension_and_history(
+    desk: Desk, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Platform(desk, tmp_path / "own", monkeypatch)
+    desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+    home.sync()
+    home.take_in(spark)
+    desk.run(f"DELETE FROM tickets WHERE id = 3; {WIDER}; INSERT INTO tickets VALUES (2, 'due'), (4, 'four')")
+
+    def shown(wait: Callable[[], None] = lambda: None) -> list[tuple[object, ...]]:
+        home.take_in(spark)
+        wait()
+        return sorted((row["id"], row["subject"]) for row in home.rows(spark) if not row["_cdc_is_deleted"])
+
+    home.sync()
+    (asked,) = [each for each in home.asked() if each[0] == "key_changed"]
+    assert asked[2].endswith("x-cdc.key says id")
+    assert shown() == [(1, "one"), (2, "two"), (3, "three")]
+    done = json.loads(command("contracts", "propose", "tickets", "--write", "--json").out)
+    assert [each["at"] for each in done["steps"] if each["at"] == "x-cdc.key"] == ["x-cdc.key"]
+    assert home.contract.key == ("id",) and home.contract.next_key == ("id", "subject")
+    ((*_, edit),) = [each for each in home.asked() if each[0] == "key_changed"]
+    assert edit.startswith(f"omnisupport-ingest sync {SOURCE} --table tickets --full-refresh")
+    home.sync()
+    assert shown() == [(1, "one"), (2, "two"), (3, "three")], "until the read, the former key"
+    found = command("preflight", SOURCE)
+    assert found.code == 1 and "has the key (id). So it is not read." in found.out
+
+    home.sync(reason="its key changed")
+    rows = [(1, "one"), (2, "due"), (2, "two"), (4, "four")]
+    assert shown() == rows
+    versions = [(row["id"], row["subject"], row["_cdc_closed_by"]) for row in home.rows(spark, past=True)]
+    assert sorted(versions) == [(*each, None) for each in rows], "the history begins with that reading"
+    assert [each for each in home.asked() if each[0] == "key_changed"] == []
+    desk.run("UPDATE tickets SET updated_at = clock_timestamp() WHERE subject = 'due'")
+    desk.run("INSERT INTO tickets VALUES (4, 'quattro')")
+    home.sync()
+    assert shown() == sorted([*rows, (4, "quattro")])
+    assert command("preflight", SOURCE).code == 0
