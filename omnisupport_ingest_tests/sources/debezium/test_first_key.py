@@ -74,9 +74,7 @@ def test_events_do_not_land_by_a_contract_that_has_no_column_of_their_key(record
         del document["properties"]["id"]
 
     edit(recorder, by_email)
-    with pytest.raises(
-        LandedKeyChanged, match=r"the key \(email\), .* of it has the key \(id\)"
-    ):
+    with pytest.raises(LandedKeyChanged, match=r"the key \(email\), .* of it has the key \(id\)"):
         recorder.land_values("2.jsonl", envelope("c", customer(2), lsn=1002))
     assert [each["key"] for each in recorder.events()] == ['["1"]']
     keys = LandedKeys(recorder.inlet.store.folder).of(CUSTOMERS)
