@@ -23,8 +23,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.key_files import (
     FileRange,
     KeyOrder,
+    files_by_kind,
     is_fresh,
-    key_files,
     range_numbers,
     ranges_of,
 )
@@ -138,8 +138,8 @@ def _of_last_run(
     dimension, order = workspace.dimension(contract).look(), order_of(contract)
     if state is None or dimension is None:
         return None
-    mine = key_files(history, order)
-    theirs = key_files(dimension, order)
+    mine = files_by_kind(history, order).ordered
+    theirs = files_by_kind(dimension, order).ordered
     if mine is None or theirs is None:
         return None
     paths = {file.path for file in written}

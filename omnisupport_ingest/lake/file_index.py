@@ -109,16 +109,20 @@ class FileIndex:
         rows = self._rows(name, indexed, f'SELECT "window" FROM file {AT} ORDER BY "window" DESC LIMIT 1')
         return rows[0][0] if rows else None
 
-    def files(self, name: str, indexed: IndexedVersion, window: str | None) -> list[ListedFile]:
+    def files(
+        self, name: str, indexed: IndexedVersion, window: str | None, *, like: str = "*"
+    ) -> list[ListedFile]:
         """Return the files of ``window`` (None: of all windows) at ``indexed``, sorted by window and path.
 
-        Raises ``VersionNotIndexed``.
+        ``like``: only those of ``window`` whose path matches this pattern of SQLite's GLOB. Raises
+        ``VersionNotIndexed``.
         """
         sql = f'SELECT "window", path, since, until, facts, crc FROM file {AT}'
         if window is None:
             rows = self._rows(name, indexed, f'{sql} ORDER BY "window", path')
         else:
-            rows = self._rows(name, indexed, f'{sql} AND "window" = ? ORDER BY path', window)
+            sql = f'{sql} AND "window" = ? AND path GLOB ? ORDER BY path'
+            rows = self._rows(name, indexed, sql, window, like)
         try:
             return [file_of(*row) for row in rows]
         except IndexDamaged:

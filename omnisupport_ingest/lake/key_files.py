@@ -113,42 +113,45 @@ class FileRange:
     files: tuple[KeyFile, ...] = ()
 
 
-def key_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile] | None:
-    """Return the data files of the table sorted by key; None if another program has written to it.
+@dataclass(frozen=True, slots=True)
+class FilesByKind:
+    """The data files of a table of this kind.
 
-    Another program's writing shows in a file without bounds of its keys, or in two files whose ranges
-    overlap.
+    Attributes:
+        ordered: sorted by key; None if another program has written to the table. That shows in a file without
+            bounds of its keys, or in two files whose ranges overlap.
+        sealed: sealed files, by the value of the ordering column that all rows of a file share.
+        fresh: fresh files (``lake.fresh_files``), sorted by path.
     """
-    found = []
+
+    ordered: list[KeyFile] | None
+    sealed: dict[Bound, tuple[KeyFile, ...]]
+    fresh: list[KeyFile]
+
+
+def files_by_kind(snapshot: TableSnapshot, order: KeyOrder) -> FilesByKind:
+    """Return the data files of ``snapshot``, whose rows are in ``order``."""
+    sealed: dict[Bound, tuple[KeyFile, ...]] = {}
+    fresh: list[KeyFile] = []
+    ordered: list[tuple[Bound | None, Bound | None, KeyFile]] = []
     for file, low, high in _listed(snapshot, order):
-        if _is_sealed(file.path) or is_fresh(file.path):
-            continue
-        if low is None or high is None:
-            return None
-        found.append((low, high, _key_file(file, low)))
-    found.sort(key=lambda each: each[0])
-    if any(above[0] <= below[1] for below, above in pairwise(found)):
-        return None
-    return [file for _, _, file in found]
-
-
-def sealed_files(snapshot: TableSnapshot, order: KeyOrder) -> dict[Bound, tuple[KeyFile, ...]]:
-    """Return the sealed files of the table, by the value of ``order`` that all rows of a file share."""
-    found: dict[Bound, tuple[KeyFile, ...]] = {}
-    for file, value, _ in _listed(snapshot, order):
+        found = KeyFile(file.path, file.full_path, low, file.rows, file.vector)
         if _is_sealed(file.path):
-            found[value] = (*found.get(value, ()), _key_file(file, value))
-    return found
+            sealed[low] = (*sealed.get(low, ()), found)
+        elif is_fresh(file.path):
+            fresh.append(found)
+        else:
+            ordered.append((low, high, found))
+    return FilesByKind(_in_order(ordered), sealed, sorted(fresh, key=lambda file: file.path))
 
 
-def fresh_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile]:
-    """Return the fresh files of the table (``lake.fresh_files``), sorted by path."""
-    found = [_key_file(file, low) for file, low, _ in _listed(snapshot, order) if is_fresh(file.path)]
-    return sorted(found, key=lambda file: file.path)
-
-
-def _key_file(file: LakeFile, lowest: Bound) -> KeyFile:
-    return KeyFile(file.path, file.full_path, lowest, file.rows, file.vector)
+def _in_order(files: list[tuple[Any, Any, KeyFile]]) -> list[KeyFile] | None:
+    if any(low is None or high is None for low, high, _ in files):
+        return None
+    files.sort(key=lambda each: each[0])
+    if any(above[0] <= below[1] for below, above in pairwise(files)):
+        return None
+    return [file for _, _, file in files]
 
 
 def _listed(snapshot: TableSnapshot, order: KeyOrder) -> Iterator[tuple[LakeFile, Any, Any]]:

@@ -127,6 +127,10 @@ def state_path(window: str, generation: int, content: str, partition_by: tuple[s
     return "/".join([*folders, name])
 
 
+STATES_LIKE = "*state-g*"
+"""Pattern of SQLite's GLOB that the path of every state file matches."""
+
+
 def is_state(path: str) -> bool:
     """Return whether the file at ``path`` holds a window's state and no rows."""
     return _STATE.fullmatch(path.rpartition("/")[2]) is not None

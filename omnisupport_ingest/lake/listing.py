@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from deltalake import DeltaTable
 
+from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.file_index import FileIndex, VersionNotIndexed, index_of
 from omnisupport_ingest.lake.file_index_tables import IndexedVersion, ListedFile, listed_by
 from omnisupport_ingest.lake.layout import LakeFile
@@ -49,6 +50,7 @@ class Listing:
     ) -> None:
         self._folder, self._root, self._partition_by = folder, str(folder), partition_by
         self._handle, self._indexed = handle, indexed
+        self._last: tuple[str, list[ListedFile]] | None = None
 
     def windows(self) -> list[str]:
         """Every window with files, sorted."""
@@ -68,6 +70,17 @@ class Listing:
         """All files of ``window``, sorted by path."""
         return tuple(map(self._lake_file, self._listed(window)))
 
+    def states(self, window: str) -> tuple[LakeFile, ...]:
+        """The state files of ``window``, sorted by path. Does not read its other files, if the index knows
+        the version."""
+        found = self._from_either(
+            lambda indexed: indexed.index.files(
+                indexed.name, indexed.version, window, like=layout.STATES_LIKE
+            ),
+            lambda: self._by_window.get(window, []),
+        )
+        return tuple(self._lake_file(file) for file in found if layout.is_state(file.path))
+
     def stats(self, window: str) -> dict[str, str | None]:
         """Return the statistics (JSON text) of the files of ``window``, by path; None for a file without any.
 
@@ -84,10 +97,14 @@ class Listing:
         return tuple(map(self._lake_file, found))
 
     def _listed(self, window: str) -> list[ListedFile]:
-        return self._from_either(
-            lambda indexed: indexed.index.files(indexed.name, indexed.version, window),
-            lambda: self._by_window.get(window, []),
-        )
+        # A run asks several times for the files of one window, and there may be thousands.
+        if self._last is None or self._last[0] != window:
+            found = self._from_either(
+                lambda indexed: indexed.index.files(indexed.name, indexed.version, window),
+                lambda: self._by_window.get(window, []),
+            )
+            self._last = window, found
+        return self._last[1]
 
     def _from_either(self, of_index: Callable[[VersionInIndex], T], of_library: Callable[[], T]) -> T:
         if self._indexed is not None:

@@ -133,6 +133,7 @@ class TableSnapshot:
         self._log_storage = storage_of(folder)
         self._own, self._next = entry_file(folder, version), entry_file(folder, version + 1)
         self._by_window: dict[str, tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]] = {}
+        self._table_states: tuple[LakeFile, ...] | None = None
         self._noted: TableNote | None = None
 
     @cached_property
@@ -161,7 +162,7 @@ class TableSnapshot:
         Both share the handle, which a commit leaves at its version.
         """
         other = copy(self)
-        other._committed, other._by_window = False, {}
+        other._committed, other._by_window, other._table_states = False, {}, None
         return other
 
     def is_newest(self) -> bool:
@@ -420,6 +421,11 @@ class TableSnapshot:
         return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
 
     def _states_of(self, window: str) -> tuple[LakeFile, ...]:
+        if window == layout.WHOLE_TABLE and window not in self._by_window:
+            # Who asks only for the state of a table need not list its thousands of files.
+            if self._table_states is None:
+                self._table_states = self._listing.states(window)
+            return self._table_states
         return self._divided(window)[1]
 
     def _divided(self, window: str) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]:

@@ -92,7 +92,7 @@ def test_a_row_whose_key_is_no_number_leaves_its_file_a_lowest_key_that_delta_re
     table = DeltaTable.create(str(ours.folder), DeltaSchema.from_arrow(kind))
     added = [AddAction(file.name, file.bytes, {}, 0, True, file.stats) for file in written]
     table.create_write_transaction(added, "append", table.schema(), [])
-    files = key_files.key_files(ours.open(), order)
+    files = key_files.files_by_kind(ours.open(), order).ordered
     assert files is not None
     assert [file.path for file in files] == [file.name for file in written]
     places = range_numbers(order.values(pa.concat_tables(held)), ranges_of(files))

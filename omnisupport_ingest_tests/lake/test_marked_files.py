@@ -28,7 +28,7 @@ from omnisupport_ingest.lake import table as lake_table
 from omnisupport_ingest.lake.commit import CommitConflict, StagedFileMissing, WindowChange
 from omnisupport_ingest.lake.deletion_vectors import DeadRows, dead_rows_of, write_vectors
 from omnisupport_ingest.lake.file_rows import rows_of
-from omnisupport_ingest.lake.key_files import KeyOrder, key_files, read_file
+from omnisupport_ingest.lake.key_files import KeyOrder, files_by_kind, read_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
 from omnisupport_ingest.lake.listing import Listing
 from omnisupport_ingest.lake.live_rows import live_sql, live_table
@@ -130,7 +130,7 @@ def by_ours(snapshot: TableSnapshot) -> list[int]:
     assert sum(file.rows for file in files) == len(found)
     assert by_duckdb(files) == found
     assert sorted(rows_of(files, KIND)["n"].to_pylist()) == found
-    by_key = key_files(snapshot, ORDER)
+    by_key = files_by_kind(snapshot, ORDER).ordered
     assert by_key is not None
     assert [n for file in by_key for n in read_file(file, KIND)["n"].to_pylist()] == found
     return found
@@ -234,7 +234,7 @@ def test_statistics_stay_and_say_that_bounds_are_not_tight(table: LakeTable) -> 
     was, now = (json.loads(stats[files[1].path] or "") for stats in (before, after))
     assert now == was | {"tightBounds": False}
     assert after[files[0].path] == before[files[0].path]
-    found = key_files(table.open(), ORDER)
+    found = files_by_kind(table.open(), ORDER).ordered
     assert found is not None and [file.lowest for file in found] == [0, ROWS, 2 * ROWS]
 
 

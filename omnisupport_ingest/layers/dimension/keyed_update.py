@@ -24,10 +24,10 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import write_vectors
 from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.key_files import (
+    FilesByKind,
     KeyFile,
-    fresh_files,
+    files_by_kind,
     is_fresh,
-    key_files,
     written_file,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
@@ -65,9 +65,14 @@ class KeyedUpdate(ABC):
         self._whole = False
 
     @cached_property
+    def _listed(self) -> FilesByKind:
+        """The files of the table."""
+        return files_by_kind(self._snapshot, self._order)
+
+    @property
     def _held(self) -> list[KeyFile] | None:
-        """The files of the table by key, as delta-rs lists them; None if their keys are not known."""
-        return key_files(self._snapshot, self._order)
+        """The files of the table by key; None if their keys are not known."""
+        return self._listed.ordered
 
     @cached_property
     def _files(self) -> list[KeyFile]:
@@ -133,7 +138,7 @@ class KeyedUpdate(ABC):
         """The fresh files that the update may rewrite; none if every row is made again."""
         if self._whole or self._held is None or not self._snapshot.has_vectors:
             return []
-        return fresh_files(self._snapshot, self._order)
+        return self._listed.fresh
 
     def _marked(self, updated: FilesUpdated, add: Sequence[StagedFile]) -> MarkedRows | None:
         """Return the marked rows and fresh files of the table once ``updated`` is committed with the files

@@ -33,7 +33,7 @@ from omnisupport_ingest.cdc.updating import CHANGE, SET
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import are_few
-from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, sealed_files
+from omnisupport_ingest.lake.key_files import ROWS_PER_FILE
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.read import read_files
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -206,7 +206,7 @@ class _Update(KeyedUpdate):
             changed_only=contract.changed_only,
             ended_before=None if self._ended_before is None else columnar.micros_of(self._ended_before),
         )
-        sealed = {} if self._whole else sealed_files(self._snapshot, self._order)
+        sealed = {} if self._whole else self._listed.sealed
         rows_per_file = contract.rows_per_file or ROWS_PER_FILE
         target = FilesToUpdate(
             self._files, self._order, draft, rules, rows_per_file, seals=True, sealed=sealed
