@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
+from dataclasses import replace as with_other
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ def propose(
 def _read_by_query(
     definition: SourceDefinition, contract: TableContract, record: SchemaChanges
 ) -> LiveSchema | None:
+    from omnisupport_ingest.sources.query.landed_key import is_unique
     from omnisupport_ingest.sources.query.run import open_reader
 
     with closing(open_reader(definition.connection_text())) as reader:
@@ -173,7 +175,11 @@ def _read_by_query(
             fix="Edit the contract by hand.",
             table=contract.full_name,
         )
-    return found.get(contract.name)
+    shown, contract = found.get(contract.name), contract.as_captured
+    if shown is not None and is_unique(contract, shown):
+        # Whatever the table's key is, the contract's tells its rows apart, and history goes on by it.
+        shown.seen = with_other(shown.seen, key=contract.key)
+    return shown
 
 
 def _shown(contract: TableContract, record: SchemaChanges, changes: Sequence[SchemaChange]) -> LiveSchema:

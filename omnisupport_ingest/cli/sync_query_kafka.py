@@ -66,7 +66,7 @@ def sync_query(
         if compare and report.finished:
             # The lake now has everything that has landed.
             the_pass.say(f"Comparing the keys of {definition.name} with the lake …")
-            lake = dimension_keys(workspace, definition.name)
+            lake = dimension_keys(workspace.current(), definition.name)
             try:
                 compared = source.compare(lake)
             finally:

@@ -51,12 +51,24 @@ class LandedKeyChanged(IngestError):
     exit_code = 2
 
 
+UNKNOWN, APART, UNDECLARED, LOST = "unknown", "apart", "undeclared", "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class KeysOfTable:
-    """The keys of one table: its ``eras``, in their order, and the number of the one ``in_force``, from 0."""
+    """The keys of one table.
+
+    Attributes:
+        eras: its keys, in the order in which they began.
+        in_force: number of the era in force, from 0.
+        apart: whether the newest key tells the rows of the source apart, as a reading by a cursor saw last.
+            ``UNKNOWN``: none has looked. ``APART``: something unique at the source is within the key.
+            ``UNDECLARED``: nothing was, from the first look on. ``LOST``: nothing is any more.
+    """
 
     eras: tuple[KeyEra, ...]
     in_force: int
+    apart: str = UNKNOWN
 
     @classmethod
     def first(cls, key: tuple[str, ...]) -> KeysOfTable:
@@ -80,7 +92,14 @@ class KeysOfTable:
 
     def begin(self, era: KeyEra) -> KeysOfTable:
         """Return the same with ``era`` as the newest; the one in force stays."""
-        return replace(self, eras=(*self.eras, era))
+        return replace(self, eras=(*self.eras, era), apart=UNKNOWN)
+
+    def seen(self, *, unique: bool) -> KeysOfTable:
+        """Return the same after a look. ``unique``: something unique at the source is within the newest
+        key."""
+        if unique:
+            return replace(self, apart=APART)
+        return replace(self, apart=UNDECLARED if self.apart in (UNKNOWN, UNDECLARED) else LOST)
 
     def renamed(self, key: tuple[str, ...]) -> KeysOfTable:
         """Return the same where the columns of the newest key are called ``key`` now, in every era."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -441,9 +442,11 @@ _SAME_TEXT = (
 
 def renamed_key(changes: Iterable[SchemaChange], table: str, key: tuple[str, ...]) -> tuple[str, ...]:
     """Return ``key`` of ``table`` with the names that its columns have now at the source, by ``changes``."""
-    for each in changes:
-        if (each.table, each.kind) == (table, "column_renamed") and each.before in key and each.after:
-            key = tuple(each.after if name == each.before else name for name in key)
+    of_table = (each for each in changes if (each.table, each.kind) == (table, "column_renamed"))
+    # Columns that swapped their names did so between the same two looks.
+    for _, look in groupby(of_table, key=lambda each: each.noticed_at):
+        names = {each.before: each.after for each in look if each.before and each.after}
+        key = tuple(names.get(each, each) for each in key)
     return key
 
 

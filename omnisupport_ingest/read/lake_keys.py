@@ -51,6 +51,11 @@ class DimensionKeys:
         self._folder = self._scratch.enter_context(scratch_folder(parent, _SCRATCH))
         self._order = f"({', '.join(_part(i) for i in self._range)})"
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key columns by which the dimension shows its rows."""
+        return self._contract.key
+
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         """A database with the keys in the table ``alive``."""

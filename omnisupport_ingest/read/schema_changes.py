@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from omnisupport_ingest.contracts.landed_keys import LandedKeys
+from omnisupport_ingest.contracts.landed_keys import LOST, LandedKeys
 from omnisupport_ingest.contracts.model import BLOCK, Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 from omnisupport_ingest.contracts.sources import SourceKind, blocks_rows, sources_in_force
@@ -57,6 +57,8 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
     if not seen.changes or not contracts:
         return []
     kind = sources_in_force(workspace.settings, workspace.contracts).find(source).kind
+    keys = LandedKeys(workspace.landing(source).folder).all()
+    lost = {name for name, each in keys.items() if each.apart == LOST}
     return [
         judged(
             change,
@@ -64,6 +66,7 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
             seen.tables[change.table],
             read_again=change.number <= seen.accepted.get(change.table, 0),
             kind=kind,
+            key_lost=contracts[change.table].full_name in lost,
         )
         for change in seen.changes
         if change.table in contracts and change.table in seen.tables
@@ -90,6 +93,9 @@ def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
     for contract in waiting:
         landed = LandedKeys(workspace.landing(source).folder).of(contract.full_name)
         assert landed is not None, "else no key waits"
+        if landed.waits and landed.newest == contract.next_key:
+            # Its reading by that key has begun, and goes on by itself.
+            continue
         former, asked = (", ".join(key) for key in (landed.eras[landed.in_force].key, contract.next_key))
         what = f"its rows have landed with the key ({former}), and ({asked}) of its contract does not count"
         again = command_to_read(contract, kind)
@@ -122,11 +128,16 @@ def judged(
     *,
     read_again: bool,
     kind: SourceKind = SourceKind.LOG,
+    key_lost: bool = False,
 ) -> JudgedChange:
     """Return what ``change`` means for the present ``contract``. ``table``: as it was last seen.
-    ``read_again``: a person had the table read since. ``kind``: of its source."""
+    ``read_again``: a person had the table read since. ``kind``: of its source. ``key_lost``: the
+    contract's key no longer tells the rows that a cursor reads apart."""
     again = None if read_again else command_to_read(contract, kind)
-    if change.column is None:
+    if change.kind == "key_changed" and kind is SourceKind.QUERY and not key_lost and not contract.next_key:
+        # Whatever the table's key is, the contract's tells its rows apart.
+        compatibility, edit, asks = BREAKING, "", False
+    elif change.column is None:
         compatibility, edit, asks = _of_table(change, contract, table, again)
     else:
         now = {each.name: each for each in table.columns}

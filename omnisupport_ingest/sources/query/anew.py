@@ -52,12 +52,15 @@ def clear_of_sealed(
     """Return the epoch in which a sync reads ``tables``: ``epoch``, or one that begins now because one of
     them is read whole and its rows could land in a sealed window of ``epoch``.
 
-    As after ``refresh``, rows of the tables read whole are ended that only older epochs have.
+    So is a table that was not read for so long that the windows of that time may be sealed. As after
+    ``refresh``, rows of the tables read whole are ended that only older epochs have.
     """
-    whole = {each.full_name for each in tables if _is_read_whole(state.progress(each.full_name))}
-    if not whole or not _meets_sealed(inlet, epoch):
+    progress = {each.full_name: state.progress(each.full_name) for each in tables}
+    whole = {name for name, each in progress.items() if _is_read_whole(each)}
+    behind = {name for name, each in progress.items() if _fell_behind(inlet, each)}
+    if not behind and not (whole and _meets_sealed(inlet, epoch)):
         return epoch
-    return _begin(inlet, state, whole, CLEAR_OF_SEALED)
+    return _begin(inlet, state, whole | behind, CLEAR_OF_SEALED)
 
 
 def _begin(inlet: Inlet, state: QueryState, whole: Collection[str], reason: str) -> EpochRecord:
@@ -78,6 +81,20 @@ def _is_read_whole(progress: Progress | None) -> bool:
     if progress is None or progress.reading is None:
         return progress is None or progress.cursor is None
     return progress.reading.full
+
+
+def _fell_behind(inlet: Inlet, progress: Progress | None) -> bool:
+    """Whether a table was last read, or last began to be, in a window that may be sealed by now.
+
+    It was blocked, while the watermark of the others went on.
+    """
+    if progress is None:
+        return False
+    reading, keep, reached = progress.reading, _keep(inlet), _reached(inlet)
+    since = progress.finished if reading is None else reading.started
+    if since is None or keep is None or reached is None:
+        return False
+    return inlet.grid.truncate(since) + inlet.grid.size.length + keep <= reached
 
 
 def _meets_sealed(inlet: Inlet, epoch: EpochRecord) -> bool:

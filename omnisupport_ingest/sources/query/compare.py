@@ -42,7 +42,10 @@ MOST_MISSED = 100_000
 
 
 class LakeKeys(Protocol):
-    """The keys of the living rows of one dimension."""
+    """The keys of the living rows of one dimension, whose columns are ``key``."""
+
+    @property
+    def key(self) -> tuple[str, ...]: ...
 
     def checksum(self, bounds: KeyBounds, /) -> RowChecksum:
         """Return the checksum of the keys in ``bounds``."""
@@ -108,12 +111,16 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
                 # Missed rows are not read until a person has looked at the table. The lake shows one by its
                 # former key until it has been read by the new one.
                 continue
+            of_lake = lake[table.full_name]
+            if of_lake.key != table.key:
+                # It was opened before another process put the new key in force.
+                continue
             # At the positions that a sync would give them.
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)
             events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
             nulls = NullRows(events, inlet.store, state)
-            one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock, nulls)
+            one = _OneTable(reader, of_lake, events, batches, moment.clock, nulls)
             found.tables.append(one.compare())
         return found
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from omnisupport_ingest.contracts.named_secrets import NamedSecret
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.schema_changes import SeenTable
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveIndex
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.query.cursor import (
@@ -121,7 +123,9 @@ class DialectReader:
                         for each in inspector.get_columns(table.table, schema=table.schema)
                     ]
                     shown = schema_by_name(table, columns, was)
-                    shown.seen = replace(shown.seen, key=_key_of(table, inspector))
+                    keys = unique_keys(inspector, (table.table, table.schema))
+                    shown.seen = replace(shown.seen, key=keys[0].columns if keys else ())
+                    shown.live = replace(shown.live, unique=keys)
                     found[table.name] = shown
             except QueryRefused:
                 # A table that cannot be inspected is refused when it is read; the tables before it are still
@@ -469,33 +473,33 @@ def _writer(table: TableContract, name: str) -> Callable[[Any], str | None]:
     return write
 
 
-def unique_keys(inspector: sa.Inspector, table: ReflectedTable) -> list[tuple[str, ...]]:
-    """Return the columns that tell the rows of ``table`` apart: of its primary key, which comes first, and of
-    each other unique constraint or index over NOT NULL columns."""
+def unique_keys(inspector: sa.Inspector, table: ReflectedTable) -> tuple[LiveIndex, ...]:
+    """Return what tells the rows of ``table`` apart: its primary key, which comes first, and each other
+    unique constraint or index over NOT NULL columns. A database that cannot tell its constraints has none."""
     primary = tuple(inspector.get_pk_constraint(*table)["constrained_columns"])
     # SQLite reports the columns of a key as nullable.
     not_null = {each["name"] for each in inspector.get_columns(*table) if not each.get("nullable", True)}
     not_null |= {*primary}
-    others = [tuple(each["column_names"]) for each in inspector.get_unique_constraints(*table)]
-    indexes = [each for each in inspector.get_indexes(*table) if _of_all_rows(each)]
+    others = list[tuple[str, ...]]()
+    with suppress(NotImplementedError):
+        others += [tuple(each["column_names"]) for each in inspector.get_unique_constraints(*table)]
+    with warnings.catch_warnings():
+        # SQLAlchemy warns of each index over an expression.
+        warnings.simplefilter("ignore", sa.exc.SAWarning)
+        indexes = [each for each in inspector.get_indexes(*table) if _of_all_rows(each)]
     others += [tuple(map(str, each["column_names"])) for each in indexes]
     found = [primary, *(each for each in others if not_null.issuperset(each))]
-    return [each for each in dict.fromkeys(found) if each]
+    return tuple(
+        LiveIndex("primary key" if each == primary else "", each, each == primary, False, False)
+        for each in dict.fromkeys(found)
+        if each
+    )
 
 
 def _of_all_rows(index: ReflectedIndex) -> bool:
     """Whether the index distinguishes all rows of its table: it is unique, and not partial."""
     partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
     return index["unique"] and not partial
-
-
-def _key_of(contract: TableContract, inspector: sa.Inspector) -> tuple[str, ...]:
-    """Return the key of the table of ``contract``: that of the contract if it tells the rows apart, or if
-    nothing does."""
-    keys = unique_keys(inspector, (contract.table, contract.schema))
-    if not keys or any({*each} <= {*contract.key} for each in keys):
-        return contract.key
-    return keys[0]
 
 
 def _driver_begins_nothing(connection: Any, _record: Any) -> None:

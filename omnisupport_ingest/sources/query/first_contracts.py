@@ -26,7 +26,6 @@ from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import (
 )
 from omnisupport_ingest.sources.postgres.catalog.live_table import (
     LiveColumn,
-    LiveIndex,
     LiveTable,
     read_live_tables,
 )
@@ -90,13 +89,10 @@ def _tables(inspector: sa.Inspector, *, lite: bool) -> Iterator[_Shown]:
     """Yield the tables of the default schema. ``lite``: the database is SQLite."""
     schema = inspector.default_schema_name or ""
     for table in sorted(inspector.get_table_names(schema)):
-        keys = unique_keys(inspector, (table, schema))
+        unique = unique_keys(inspector, (table, schema))
         key = tuple(inspector.get_pk_constraint(table, schema)["constrained_columns"])
         shown = inspector.get_columns(table, schema)
         columns = tuple(_column(each, in_key=each["name"] in key, lite=lite) for each in shown)
-        unique = tuple(
-            LiveIndex("primary key" if each == key else "", each, each == key, False, False) for each in keys
-        )
         live = LiveTable(schema, table, "r", "p", "d", None, None, None, columns, unique)
         indexes = inspector.get_indexes(table, schema)
         first = {each["column_names"][0] for each in indexes} | {*key[:1]}

@@ -3,18 +3,21 @@
 What has landed names its rows by the key that it landed with (``contracts.landed_keys``). So a table whose
 contract gets another key is not read until a person has it read whole. That reading begins an epoch, and in
 it the new key. Once its end has landed, the new key comes into force, and nothing with the former one counts
-any more.
+any more. A table is not read either once nothing unique at the source is within its key any more: two of its
+rows could then share a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from omnisupport_ingest.contracts.landed_keys import LandedKeys
+from omnisupport_ingest.contracts.landed_keys import LOST, UNDECLARED, KeysOfTable, LandedKeys
 from omnisupport_ingest.contracts.model import KeyEra, TableContract
 from omnisupport_ingest.landing.schema_changes import SchemaChanges, renamed_key
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.query.cursor import END_ORDINAL
 
 
@@ -22,45 +25,94 @@ class ReadingKeys:
     """The keys by which the tables of a source are read. ``landing``: its folder."""
 
     def __init__(self, landing: Path) -> None:
-        self._landing, self._record = landing, LandedKeys(landing)
+        self._changes, self._record = SchemaChanges(landing), LandedKeys(landing)
+        self._unique: dict[str, bool] = {}
 
-    def waiting(self, tables: Collection[TableContract]) -> set[str]:
+    def look(self, tables: Sequence[TableContract], live: Mapping[str, LiveSchema]) -> None:
+        """Record for each of ``tables`` whether its key tells its rows apart. ``live``: by contract name."""
+        self._unique = {
+            each.full_name: is_unique(each, live[each.name])
+            for each in tables
+            # Without a column of its key, the reading is refused, and says so.
+            if each.name in live and all(live[each.name].column(name) for name in each.key)
+        }
+        waiting = self.waiting(tables)
+        looked = {each.full_name for each in tables if each.name not in waiting} & self._unique.keys()
+        self._change(lambda name, keys: keys.seen(unique=self._unique[name]), looked)
+
+    def note(self, table: TableContract) -> None:
+        """Record the key of ``table``, before its first rows land."""
+        if table.full_name in self._record.all():
+            return
+        keys = KeysOfTable.first(table.key)
+        if table.full_name in self._unique:
+            keys = keys.seen(unique=self._unique[table.full_name])
+        self._record.update(lambda recorded: {table.full_name: recorded.get(table.full_name, keys)})
+
+    def waiting(self, tables: Iterable[TableContract]) -> set[str]:
         """Return the names of those of ``tables`` that have landed by another key than their contracts'.
 
-        A table of which nothing is recorded is read by the key of its contract from now on. A key column that
-        was only renamed at the source is the same column.
+        A key column that was only renamed at the source is the same column.
         """
-        self._record.note(tables)
         recorded = self._record.all()
-        others = [each for each in tables if recorded[each.full_name].newest != each.key]
-        changes = SchemaChanges(self._landing).read().changes if others else ()
-        renamed = {
-            each.full_name: recorded[each.full_name].renamed(each.key)
-            for each in others
-            if each.key == renamed_key(changes, each.name, recorded[each.full_name].newest)
+        others = {
+            each.full_name: each
+            for each in tables
+            if each.full_name in recorded and recorded[each.full_name].newest != each.key
         }
-        if renamed:
-            self._record.update(lambda _: renamed)
-        return {each.name for each in others if each.full_name not in renamed}
+        changes = self._changes.read().changes if others else ()
+        renamed = {
+            name
+            for name, each in others.items()
+            if each.key == renamed_key(changes, each.name, recorded[name].newest)
+        }
+        self._change(lambda name, keys: keys.renamed(others[name].key), renamed)
+        return {each.name for name, each in others.items() if name not in renamed}
+
+    def lost(self, tables: Iterable[TableContract]) -> set[str]:
+        """Return the names of those of ``tables`` whose rows their keys no longer tell apart."""
+        recorded = self._record.all()
+        return {
+            each.name
+            for each in tables
+            if each.full_name in recorded and recorded[each.full_name].apart == LOST
+        }
 
     def unsettled(self) -> set[str]:
         """Return the full names of the tables whose reading by a new key has begun and not ended."""
         return {name for name, each in self._record.all().items() if each.waits}
 
     def begin(self, tables: Sequence[TableContract], epoch: int) -> None:
-        """Record that ``tables`` are read by the keys of their contracts in ``epoch``, and whole."""
-        waiting = self.waiting(tables)
-        recorded = self._record.all()
-        begun = {
-            each.full_name: recorded[each.full_name].begin(KeyEra(each.key, epoch, Lsn(0), END_ORDINAL))
+        """Record that ``tables`` are read by the keys of their contracts in ``epoch``, and whole.
+
+        A person who has a table read whole that has no key at all at the source any more declares thereby
+        that the contract's key is still right.
+        """
+        waiting, seen = self.waiting(tables), self._changes.tables()
+        begun = {each.full_name: each for each in tables if each.name in waiting}
+        start = Lsn(0), END_ORDINAL
+        self._change(lambda name, keys: keys.begin(KeyEra(begun[name].key, epoch, *start)), {*begun})
+        lost = self.lost(tables)
+        declared = {
+            each.full_name
             for each in tables
-            if each.name in waiting
+            if each.name in lost and each.name in seen and not seen[each.name].key
         }
-        if begun:
-            self._record.update(lambda _: begun)
+        self._change(lambda _, keys: replace(keys, apart=UNDECLARED), declared)
 
     def settle(self, tables: Iterable[TableContract]) -> None:
         """Put the newest keys of ``tables`` in force: the ends of their full readings have landed."""
         ended = {each.full_name for each in tables} & self.unsettled()
-        if ended:
-            self._record.update(lambda recorded: {name: recorded[name].settled for name in ended})
+        self._change(lambda _, keys: keys.settled, ended)
+
+    def _change(self, change: Callable[[str, KeysOfTable], KeysOfTable], names: Collection[str]) -> None:
+        """Replace what is recorded of the tables called ``names``; what nothing is recorded of stays so."""
+        recorded = self._record.all()
+        due = [name for name in names if name in recorded and change(name, recorded[name]) != recorded[name]]
+        if due:
+            self._record.update(lambda held: {name: change(name, held[name]) for name in due if name in held})
+
+
+def is_unique(table: TableContract, live: LiveSchema) -> bool:
+    """Whether something unique at the source, over columns that are NOT NULL, is within the table's key."""
+    return any({*each.columns} <= {*table.key} for each in live.live.unique)

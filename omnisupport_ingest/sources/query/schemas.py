@@ -3,24 +3,20 @@
 Every reading first looks at the tables, in its own transaction. PostgreSQL's catalogs show a change exactly;
 other databases only give names and types of columns. If a column of the contract has disappeared, the reading
 continues without it, unless the table is read by that column. A table whose contract says ``block`` is no
-longer read once it has changed, and neither is one whose rows its key no longer tells apart. Beginning a full
-reading accepts the changes that were seen before it.
+longer read once it has changed, and neither is one whose key has (``landed_key``). Beginning a full reading
+accepts the changes that were seen before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import BLOCK, TableContract
-from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
+from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChange, SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.recording import (
-    LiveSchema,
-    record,
-    shown_under_another_name,
-)
+from omnisupport_ingest.sources.postgres.catalog.recording import record, shown_under_another_name
 from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.landed_key import ReadingKeys
 from omnisupport_ingest.sources.query.reader import Moment, Reader
@@ -34,7 +30,7 @@ class CursorSchemas:
     ) -> None:
         self._changes, self._tables, self._learned = SchemaChanges(store.folder), tables, learned
         self.keys = ReadingKeys(store.folder)
-        self._waiting, self._ambiguous = set[str](), set[str]()
+        self._other_key = set[str]()
 
     def look(self, reader: Reader, moment: Moment, epoch: int) -> None:
         """Record what has changed, and let ``reader`` continue without columns that have disappeared.
@@ -46,8 +42,8 @@ class CursorSchemas:
             low, high = (UNKNOWN if lsn is None else Lsn(lsn) for lsn in (moment.low, moment.high))
             contracts = {each.name: each for each in self._tables}
             record(self._changes, Look(epoch, low, high), contracts, live, learned=self._learned)
-        self._ambiguous = {each.name for each in self._tables if self._is_ambiguous(each, live or {})}
-        self._waiting = self.keys.waiting(self._tables)
+            self.keys.look(self._tables, live)
+        self._other_key = self.keys.waiting(self._tables) | self.keys.lost(self._tables)
         for table in self._tables:
             reader.go_on_without(table, self._gone(table))
 
@@ -58,23 +54,22 @@ class CursorSchemas:
         at the source or in its contract. If a personal column has the name of another one, only the contract
         can decide.
         """
-        if table.name in self._waiting | self._ambiguous:
+        if table.name in self._other_key or self._has_another_column(table):
             return True
         changes = [each for each in self._changes.held().changes if each.table == table.name]
         if shown_under_another_name(table, changes):
             return True
         return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
 
-    def _is_ambiguous(self, table: TableContract, live: Mapping[str, LiveSchema]) -> bool:
-        """Whether rows of ``table`` may share the contract's key, since the table got another one."""
-        if not any(each.kind == "key_changed" for each in self._changes.open_changes(table.name)):
-            return False
-        shown = live.get(table.name)
-        if shown is None or any(shown.column(name) is None for name in table.key):
-            # The reading refuses it, and says what it lacks.
-            return False
-        keys = [shown.seen.key, *(each.columns for each in shown.live.unique)]
-        return not any(key and set(key) <= {*table.key} for key in keys)
+    def _has_another_column(self, table: TableContract) -> bool:
+        """Whether a column of the key is another one than before: the former one was dropped or renamed."""
+        seen = self._changes.tables().get(table.name)
+        there = {each.name for each in seen.columns} if seen is not None else set()
+        # Without a column of that name the reading is refused, and says so.
+        return any(
+            _former_name(each) in there.intersection(table.key)
+            for each in self._changes.open_changes(table.name)
+        )
 
     def read_whole(self, table: TableContract) -> None:
         """Record that a full reading of ``table`` begins in the transaction of the last look."""
@@ -95,3 +90,10 @@ class CursorSchemas:
         return frozenset(
             each.name for each in table.source_columns if each.name in had and each.name not in there
         )
+
+
+def _former_name(change: SchemaChange) -> str | None:
+    """Return the name that a column had until ``change``; None if it did not leave its name."""
+    if change.kind == "column_renamed":
+        return change.before
+    return change.column if change.kind == "column_added_again" else None

@@ -233,6 +233,7 @@ class _Sync:
     def land(self, table: TableContract, cursor: CursorColumn, parts: EventParts) -> Future[None]:
         """Land events of ``table`` as one batch, after the batches before it, unless the same batch has
         landed."""
+        self._schemas.keys.note(table)
         # If the window follows from the cursor, it follows from the position, so no version can be in two
         # windows.
         return self._pool.submit(self._batches.land, table, parts, free_windows=cursor.event_time is not None)

@@ -6,21 +6,25 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
+from omnisupport_ingest.contracts.model import RetentionPolicy
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.anew import refresh
 from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.cursor import END_ORDINAL
 from omnisupport_ingest.sources.query.dialect import DialectReader
-from omnisupport_ingest.sources.query.landed_key import ReadingKeys
+from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.landed_key import ReadingKeys, is_unique
 from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.sources.query.reader import Moment
 from omnisupport_ingest.sources.query.state import QueryState
-from omnisupport_ingest.sources.query.sync import TableSync, sync
+from omnisupport_ingest.sources.query.sync import SyncReport, TableSync, sync
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.sources.query.platform_of_desk import Platform
 from omnisupport_ingest_tests.sources.query.test_sqlite import Lite, lite  # noqa: F401 (a fixture)
@@ -67,6 +71,99 @@ def test_a_table_whose_key_no_longer_tells_its_rows_apart_is_not_read_and_others
         "ALTER TABLE tickets DROP CONSTRAINT tickets_pkey, ADD PRIMARY KEY (id)"
     )
     assert synced()[TICKETS].finished
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "DROP CONSTRAINT tickets_pkey, ADD PRIMARY KEY (id, subject)",
+        "DROP CONSTRAINT tickets_pkey",
+    ],
+)
+def test_a_reading_of_the_whole_table_settles_no_key_that_tells_nothing_apart(desk: Desk, alter: str) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run(f"ALTER TABLE tickets ALTER subject SET NOT NULL, {alter}")
+    desk.sync()
+    desk.refresh("restored from a backup")
+    # Where nothing at all is unique, a person may say that the contract's key is.
+    assert desk.sync().tables[0].blocked == ("PRIMARY KEY" in alter)
+
+
+def test_an_index_that_the_contract_s_key_rests_on_is_missed_whatever_the_primary_key_is(desk: Desk) -> None:
+    desk.run("ALTER TABLE tickets ADD number int NOT NULL UNIQUE")
+    number = replace(desk.table.columns[0], name="number", pg_type="integer")
+    desk.table = replace(desk.table, key=("number",), columns=(*desk.table.columns, number))
+    desk.run("INSERT INTO tickets VALUES (1, 'one', now(), 1)")
+    desk.sync()
+    desk.run("ALTER TABLE tickets DROP CONSTRAINT tickets_number_key")
+    desk.run("INSERT INTO tickets VALUES (2, 'two', now(), 1)")
+    assert desk.sync().tables[0].blocked
+    desk.run("UPDATE tickets SET number = id; ALTER TABLE tickets ADD UNIQUE (number)")
+    assert desk.sync().finished
+
+
+def test_a_key_that_nothing_ever_declared_at_the_source_goes_on(desk: Desk) -> None:
+    desk.run("ALTER TABLE tickets DROP CONSTRAINT tickets_pkey; INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets ADD row_number serial PRIMARY KEY; INSERT INTO tickets VALUES (2, 'two')")
+    assert desk.sync().finished and '["2"]' in {each["key"] for each in desk.events()}
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_key_column_under_whose_name_another_one_stands_is_another_key(desk: Desk, moved: bool) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    primary = ", DROP CONSTRAINT tickets_pkey, ADD PRIMARY KEY (id)" if moved else ""
+    desk.run("ALTER TABLE tickets RENAME id TO legacy")
+    desk.run(f"ALTER TABLE tickets ADD id bigint NOT NULL DEFAULT 7{primary}")
+    assert desk.sync().tables[0].blocked
+    desk.refresh()
+    assert desk.sync().tables[0].blocked == (not moved), "nothing makes the new column unique"
+
+
+def test_a_contract_that_is_corrected_before_anything_has_landed_needs_no_reading_anew(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    right = desk.table
+    unknown = replace(right.columns[0], name="number")
+    desk.table = replace(right, key=("number",), columns=(*right.columns, unknown))
+    with pytest.raises(QueryRefused):
+        desk.sync()
+    desk.table = right
+    assert desk.sync().tables[0].landed == 1
+
+
+def test_a_table_that_waited_until_its_windows_may_be_sealed_is_read_whole(desk: Desk) -> None:
+    desk.table = replace(desk.table, retention=RetentionPolicy(raw=timedelta(hours=2)))
+    notes = replace(desk.table, name="notes", table="notes")
+    desk.run("CREATE TABLE notes (LIKE tickets INCLUDING ALL); INSERT INTO tickets VALUES (1, 'one')")
+    desk.run("INSERT INTO notes VALUES (1, 'a note')")
+
+    def synced(*, later: timedelta = timedelta(0)) -> SyncReport:
+        inlet = replace(desk.inlet(), tables=(desk.table, notes), clock=lambda: datetime.now(UTC) + later)
+        with closing(_Later(desk.dsn, later)) as reader, QueryState(desk.store.folder) as state:
+            return sync(inlet, reader, state)
+
+    synced()
+    former = desk.table
+    by_id_and_subject(desk)
+    assert [each.blocked for each in synced(later=timedelta(hours=5)).tables] == [True, False]
+    desk.table = former
+    found = synced(later=timedelta(hours=5))
+    assert [(each.blocked, each.full) for each in found.tables] == [(False, True), (False, False)]
+    assert desk.store.current_epoch().rows_from is not None  # type: ignore[union-attr]
+
+
+class _Later(PostgresReader):
+    """Reads a server whose clock is ``later`` than it is."""
+
+    def __init__(self, dsn: str, later: timedelta) -> None:
+        super().__init__(dsn)
+        self._later = later
+
+    def begin(self) -> Moment:
+        moment = super().begin()
+        return replace(moment, clock=moment.clock + self._later)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +302,7 @@ def test_a_unique_index_of_another_database_is_key_enough(lite: Lite) -> None:  
     with closing(DialectReader(lite.url)) as reader:
         reader.begin()
         found = reader.schemas([lite.desk.table], {})
-    assert found is not None and found["tickets"].seen.key == ("id",)
+    assert found is not None and is_unique(lite.desk.table, found["tickets"])
 
 
 @pytest.mark.slow
