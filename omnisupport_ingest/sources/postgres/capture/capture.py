@@ -283,7 +283,7 @@ class Capture:
             other_keys |= waiting_tables(self._store, self._tables)
             for table in self._tables:
                 if table.name in other_keys:
-                    # The lake has its rows by the former key; the next run reads it as a whole.
+                    # The lake has its rows by the former key. It is left out until its read is requested.
                     continue
                 with lake.rows(table) as rows:
                     recovered = snapshots.recover(table, rows, reason, stop)

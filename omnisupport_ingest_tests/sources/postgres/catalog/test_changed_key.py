@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cli.contracts_changes import propose, write
+from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
@@ -18,9 +20,12 @@ from omnisupport_ingest.read.as_of import TableIncomplete, open_reading
 from omnisupport_ingest.read.explain import NothingToExplain, explain
 from omnisupport_ingest.review.erasing import erase
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.preflight.findings import PreflightFailed
+from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest_tests.sources.postgres.catalog.test_every_schema_change import BESIDE, Case, Desk
+from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import following
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
 from omnisupport_ingest_tests.waiting import until
@@ -169,3 +174,35 @@ def test_the_lake_shows_the_table_by_its_former_key_until_it_is_read_by_the_new_
     held = {(row["key"], json.loads(row["after"] or "{}").get("v")) for row in events.collect()}
     assert {('["1"]', "one"), ('["2"]', None), ('["3"]', "three")} <= held
     assert {('["2"]', "two"), ('["1"]', "unseen")}.isdisjoint(held)
+
+
+@pytest.mark.slow
+def test_a_recovery_leaves_a_table_with_another_key_to_its_reading(
+    source: SourceUnderTest, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.5)
+    story = Story(source, tmp_path, spark)
+    desk = story.desk
+    desk.captured()
+    with following(source):
+        story.by_id()
+        desk.taken_in()
+        story.key_changes()
+    story.contract_follows()
+    source.tables[:] = [each.as_captured for each in contracts_in_force(source.settings)]
+    recovered: list[Recovered] = []
+    lake = FoldedLake(source, tmp_path)
+    _, done = source.capture().recover("a test", lake, threading.Event(), recovered.append)
+    assert done and [each.table for each in recovered] == [BESIDE]
+    desk.sql(BESIDE, ["INSERT INTO {t} VALUES (900, 'late', 9, 'ok')"])
+    with pytest.raises(PreflightFailed, match=r"swapped the key \(n\), and what has landed"):
+        desk.captured()
+    assert story.in_force in (None, ("id",)), "nothing has read it by its new key yet"
+    desk.taken_in()
+    assert desk.current(BESIDE) == desk.at_source(BESIDE), "the others go on"
+    SnapshotRequests(source.store.folder).write(TABLE, "another key")
+    desk.captured()
+    assert story.in_force == ("n",)
+    desk.taken_in()
+    assert desk.current(TABLE) == desk.at_source(TABLE)
+    assert desk.current(BESIDE) == desk.at_source(BESIDE)
