@@ -22,6 +22,7 @@ from omnisupport_ingest.review.erasing import erase
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.preflight.findings import PreflightFailed
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
+from omnisupport_ingest.sources.postgres.snapshot.landed_key import begin_keys
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest_tests.sources.postgres.catalog.test_every_schema_change import BESIDE, Case, Desk
@@ -206,3 +207,30 @@ def test_a_recovery_leaves_a_table_with_another_key_to_its_reading(
     desk.taken_in()
     assert desk.current(TABLE) == desk.at_source(TABLE)
     assert desk.current(BESIDE) == desk.at_source(BESIDE)
+
+
+@pytest.mark.slow
+def test_a_recovery_reads_a_table_whole_whose_reading_by_its_new_key_had_begun(
+    source: SourceUnderTest, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.5)
+    story = Story(source, tmp_path, spark)
+    desk = story.desk
+    desk.captured()
+    with following(source):
+        story.by_id()
+        desk.taken_in()
+        story.key_changes()
+    story.contract_follows()
+    source.tables[:] = [each.as_captured for each in contracts_in_force(source.settings)]
+    epoch = source.store.current_epoch()
+    assert epoch is not None
+    begin_keys(source.store, epoch, source.tables)
+    assert story.in_force == ("id",)
+    recovered: list[Recovered] = []
+    source.capture().recover("a test", FoldedLake(source, tmp_path), threading.Event(), recovered.append)
+    assert [each.table for each in recovered] == [BESIDE], "the lake has the other's rows by its former key"
+    desk.captured()
+    assert story.in_force == ("n",)
+    desk.taken_in()
+    assert desk.current(TABLE) == desk.at_source(TABLE)
