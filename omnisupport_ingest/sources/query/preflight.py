@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
+from omnisupport_ingest.contracts.landed_keys import APART, LOST, KeysOfTable, LandedKeys
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
@@ -18,6 +18,7 @@ from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Seve
 from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.landed_key import is_unique
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.run import open_reader
 from omnisupport_ingest.sources.query.state import FILE, CursorsUnreadable, Progress, QueryState
@@ -38,7 +39,9 @@ def preflight(
         with closing(open_reader(definition.connection_text())) as reader:
             reader.begin()
             found = [each for table in tables for each in table_findings(reader, definition, table, read)]
-            found += [each for table in tables for each in _key_findings(table, landed.get(table.full_name))]
+            for table in tables:
+                if (keys := landed.get(table.full_name)) is not None:
+                    found += _key_findings(reader, table, keys)
     except IngestError as error:
         return (Finding("connection", error.problem, error.fix),)
     order = list(Severity)
@@ -106,9 +109,21 @@ def table_findings(
         )
 
 
-def _key_findings(table: TableContract, landed: KeysOfTable | None) -> Iterator[Finding]:
-    """Yield a finding if rows of ``table`` have ``landed`` by another key than its contract has."""
-    if landed is not None and landed.newest != table.key:
+def _key_findings(reader: Reader, table: TableContract, landed: KeysOfTable) -> Iterator[Finding]:
+    """Yield a finding if rows of ``table`` have ``landed`` by another key than its contract has, or if that
+    no longer tells them apart."""
+    live = (reader.schemas([table], {}) or {}).get(table.name)
+    if landed.newest == table.key and landed.apart in (APART, LOST) and live and not is_unique(table, live):
+        key = ", ".join(table.key)
+        yield Finding(
+            "landed_key",
+            f"Nothing unique at the source is within the key ({key}) of {table.full_name} any more, so two "
+            "of its rows could share it. It is not read.",
+            "Let the contract follow, then read the table anew; this shows how: "
+            f"{propose(table)}. Or give the table a unique index over columns of that key, all NOT NULL.",
+            table=table.name,
+        )
+    if landed.newest != table.key:
         now, former = ", ".join(table.key), ", ".join(landed.newest)
         yield Finding(
             "landed_key",

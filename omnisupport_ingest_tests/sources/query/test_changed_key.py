@@ -323,6 +323,8 @@ def test_a_real_change_of_the_key_goes_through_to_dimension_and_history(
     home.sync()
     (asked,) = [each for each in home.asked() if each[0] == "key_changed"]
     assert asked[2].endswith("x-cdc.key says id")
+    found = command("preflight", SOURCE)
+    assert found.code == 1 and "within the key (id) of public.tickets any more" in found.out
     assert shown() == [(1, "one"), (2, "two"), (3, "three")]
     done = json.loads(command("contracts", "propose", "tickets", "--write", "--json").out)
     assert [each["at"] for each in done["steps"] if each["at"] == "x-cdc.key"] == ["x-cdc.key"]
