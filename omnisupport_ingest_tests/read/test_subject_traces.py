@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import binascii
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omnisupport_ingest.read.subject_traces import Wanted, _event_cells
+from omnisupport_ingest.contracts.encrypted_images import MARK
+from omnisupport_ingest.contracts.model import KeyEra
+from omnisupport_ingest.contracts.recent_keys import ID_BYTES
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read import subject_traces
+from omnisupport_ingest.read.subject_traces import Wanted, _event_cells, key_ids_of_row
 from omnisupport_ingest_tests.cdc.test_subject_values import ORDERS
 
 ROWS = pa.table(
@@ -72,3 +81,32 @@ def held(key: str, after: str | None, line: str | None) -> pa.Table:
     columns = {"source_schema": "public", "source_table": "orders", "key": key, "before": None}
     schema = pa.schema([(name, pa.string()) for name in (*columns, "after", "envelope")])
     return pa.Table.from_pylist([columns | {"after": after, "envelope": line}], schema=schema)
+
+
+def test_keys_of_a_row_are_those_of_events_by_its_present_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Until the second event, the text ["1"] was the key of another row.
+    former, present = bytes(ID_BYTES), bytes([1] * ID_BYTES)
+    events = pa.Table.from_pylist(
+        [
+            encrypted(former, (1, 100, 5)),
+            encrypted(present, (1, 100, 6)),
+            encrypted(present, (2, 0, 0)) | {"key": '["2"]'},
+        ]
+    )
+    events = events.set_column(events.column_names.index("epoch"), "epoch", events["epoch"].cast(pa.int32()))
+    (batch,) = events.combine_chunks().to_batches()
+    monkeypatch.setattr(subject_traces, "landed_events", lambda *_: [("landing", Path(), "", batch)])
+    eras = (KeyEra(("amount",), 0, Lsn(0), 0), KeyEra(ORDERS.key, 1, Lsn(100), 6))
+    orders = replace(ORDERS, key_eras=eras, key_era=1)
+    workspace = cast(Workspace, None)
+    assert key_ids_of_row(workspace, orders, '["1"]') == {present}
+    assert key_ids_of_row(workspace, ORDERS, '["1"]') == {former, present}
+
+
+def encrypted(key_id: bytes, position: tuple[int, int, int]) -> dict[str, object]:
+    """An event at ``position`` of the row ["1"], with an image that the key called ``key_id`` encrypted."""
+    body = binascii.b2a_base64(key_id, newline=False).decode()
+    image = f'{{"owner":"1"{MARK}{body}"}}'
+    event = {"source_schema": "public", "source_table": "orders", "key": '["1"]', "after": image}
+    at = dict(zip(("epoch", "commit_lsn", "ordinal"), position, strict=True))
+    return event | {"before": "", "envelope": "", "moved_from_key": ""} | at
