@@ -31,7 +31,8 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import (
 )
 from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, NoKey, draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.query.dialect import DialectReader, pg_type_of, refusals, unique_keys
+from omnisupport_ingest.sources.query.dialect import DialectReader
+from omnisupport_ingest.sources.query.reflected import pg_type_of, refusals, unique_keys
 from omnisupport_ingest.sources.query.run import postgres_dsn
 
 

@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from omnisupport_ingest.contracts.load import TableContract, contract_of
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
-from omnisupport_ingest.sources.query.dialect import DialectReader, refusals
+from omnisupport_ingest.sources.query.dialect import DialectReader
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds
+from omnisupport_ingest.sources.query.reflected import refusals
 from omnisupport_ingest.sources.query.state import QueryState
 from omnisupport_ingest.sources.query.sync import sync
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract_document, lite_contract

@@ -71,6 +71,16 @@ class Story:
         assert [(step.at, step.compatibility) for step in proposal.steps] == [("x-cdc.key", "breaking")]
         write(self.desk.workspace.home.path, self.desk.contract(TABLE), proposal)
 
+    def left_out(self) -> None:
+        """Until the table is left out, and its contract has followed."""
+        self.desk.captured()
+        with following(self.source):
+            self.by_id()
+            self.desk.taken_in()
+            self.key_changes()
+        self.contract_follows()
+        self.source.tables[:] = [each.as_captured for each in contracts_in_force(self.source.settings)]
+
     def by_n(self) -> None:
         self.sql("INSERT INTO {t} VALUES (9, 'nine', 9, 'ok')", "UPDATE {t} SET n = 12 WHERE n = 9")
         self.sql("UPDATE {t} SET v = 'seen' WHERE n = 2")
@@ -184,13 +194,7 @@ def test_a_recovery_leaves_a_table_with_another_key_to_its_reading(
     monkeypatch.setattr(follower, "IDLE_SECONDS", 0.5)
     story = Story(source, tmp_path, spark)
     desk = story.desk
-    desk.captured()
-    with following(source):
-        story.by_id()
-        desk.taken_in()
-        story.key_changes()
-    story.contract_follows()
-    source.tables[:] = [each.as_captured for each in contracts_in_force(source.settings)]
+    story.left_out()
     recovered: list[Recovered] = []
     lake = FoldedLake(source, tmp_path)
     _, done = source.capture().recover("a test", lake, threading.Event(), recovered.append)
@@ -216,13 +220,7 @@ def test_a_recovery_reads_a_table_whole_whose_reading_by_its_new_key_had_begun(
     monkeypatch.setattr(follower, "IDLE_SECONDS", 0.5)
     story = Story(source, tmp_path, spark)
     desk = story.desk
-    desk.captured()
-    with following(source):
-        story.by_id()
-        desk.taken_in()
-        story.key_changes()
-    story.contract_follows()
-    source.tables[:] = [each.as_captured for each in contracts_in_force(source.settings)]
+    story.left_out()
     epoch = source.store.current_epoch()
     assert epoch is not None
     begin_keys(source.store, epoch, source.tables)
