@@ -92,14 +92,15 @@ class KeysOfTable:
 
     def begin(self, era: KeyEra) -> KeysOfTable:
         """Return the same with ``era`` as the newest; the one in force stays."""
-        return replace(self, eras=(*self.eras, era), apart=UNKNOWN)
+        return replace(self, eras=(*self.eras, era))
 
-    def seen(self, *, unique: bool) -> KeysOfTable:
-        """Return the same after a look. ``unique``: something unique at the source is within the newest
-        key."""
+    def seen(self, *, unique: bool | None) -> KeysOfTable:
+        """Return the same after a look. ``unique``: whether something unique at the source is within the
+        newest key; None: the source declares nothing of such a table, for example of a view."""
         if unique:
             return replace(self, apart=APART)
-        return replace(self, apart=UNDECLARED if self.apart in (UNKNOWN, UNDECLARED) else LOST)
+        declared = unique is not None and self.apart not in (UNKNOWN, UNDECLARED)
+        return replace(self, apart=LOST if declared else UNDECLARED)
 
     def renamed(self, key: tuple[str, ...]) -> KeysOfTable:
         """Return the same where the columns of the newest key are called ``key`` now, in every era."""

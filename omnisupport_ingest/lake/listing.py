@@ -98,13 +98,14 @@ class Listing:
 
     def _listed(self, window: str) -> list[ListedFile]:
         # A run asks several times for the files of one window, and there may be thousands.
-        if self._last is None or self._last[0] != window:
+        last = self._last
+        if last is None or last[0] != window:
             found = self._from_either(
                 lambda indexed: indexed.index.files(indexed.name, indexed.version, window),
                 lambda: self._by_window.get(window, []),
             )
-            self._last = window, found
-        return self._last[1]
+            last = self._last = window, found
+        return last[1]
 
     def _from_either(self, of_index: Callable[[VersionInIndex], T], of_library: Callable[[], T]) -> T:
         if self._indexed is not None:

@@ -84,15 +84,25 @@ class WaitingKey:
 
 
 def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
-    """Return the tables of ``source`` that have landed by another key than their contracts' files have."""
+    """Return the tables of ``source`` that have landed by another key than their contracts' files have, or
+    whose key no longer tells their rows apart."""
     found = []
-    waiting = [each for each in workspace.contracts.of_source(source) if each.next_key]
+    recorded = LandedKeys(workspace.landing(source).folder).all()
+    waiting = [
+        (each, recorded[each.full_name])
+        for each in workspace.contracts.of_source(source)
+        if each.full_name in recorded and (each.next_key or recorded[each.full_name].apart == LOST)
+    ]
     if not waiting:
         return []
     kind = sources_in_force(workspace.settings, workspace.contracts).find(source).kind
-    for contract in waiting:
-        landed = LandedKeys(workspace.landing(source).folder).of(contract.full_name)
-        assert landed is not None, "else no key waits"
+    for contract, landed in waiting:
+        if not contract.next_key:
+            key = ", ".join(contract.key)
+            what = f"nothing unique at the source is within its key ({key}) any more, so it is not read"
+            edit = f"{contract.path}: x-cdc.key, or give the table a unique index of those columns"
+            found.append(WaitingKey(contract.name, on_one_line(what), on_one_line(edit)))
+            continue
         if landed.waits and landed.newest == contract.next_key:
             # Its reading by that key has begun, and goes on by itself.
             continue

@@ -28,6 +28,9 @@ from omnisupport_ingest.landing.schema_changes import (
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, record
 
+NOT_INSPECTED = ""
+"""``LiveTable.kind`` of a table that exists and could not be inspected."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:

@@ -20,6 +20,7 @@ from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.kept_positions import last_kept_window
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.batches import Inlet
+from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.landed_key import ReadingKeys
 from omnisupport_ingest.sources.query.state import Progress, QueryState
 from omnisupport_ingest.windows import KEY_FORMAT
@@ -57,7 +58,7 @@ def clear_of_sealed(
     """
     progress = {each.full_name: state.progress(each.full_name) for each in tables}
     whole = {name for name, each in progress.items() if _is_read_whole(each)}
-    behind = {name for name, each in progress.items() if _fell_behind(inlet, each)}
+    behind = {each.full_name for each in tables if _fell_behind(inlet, each, progress[each.full_name])}
     if not behind and not (whole and _meets_sealed(inlet, epoch)):
         return epoch
     return _begin(inlet, state, whole | behind, CLEAR_OF_SEALED)
@@ -83,17 +84,20 @@ def _is_read_whole(progress: Progress | None) -> bool:
     return progress.reading.full
 
 
-def _fell_behind(inlet: Inlet, progress: Progress | None) -> bool:
-    """Whether a table was last read, or last began to be, in a window that may be sealed by now.
+def _fell_behind(inlet: Inlet, table: TableContract, progress: Progress | None) -> bool:
+    """Whether ``table`` was last read, or last began to be, in a window that may be sealed by now.
 
     It was blocked, while the watermark of the others went on.
     """
     if progress is None:
         return False
-    reading, keep, reached = progress.reading, _keep(inlet), _reached(inlet)
+    reading, keep, reached = progress.reading, _keep(inlet), _reached(inlet, progress.epoch)
     since = progress.finished if reading is None else reading.started
     if since is None or keep is None or reached is None:
         return False
+    cursor = CursorColumn.of(table)
+    if cursor.kind is CursorKind.TIME:
+        since -= timedelta(microseconds=cursor.lookback)
     return inlet.grid.truncate(since) + inlet.grid.size.length + keep <= reached
 
 
@@ -117,6 +121,8 @@ def _keep(inlet: Inlet) -> timedelta | None:
     return max(known) if known and len(known) == len(limits) else None
 
 
-def _reached(inlet: Inlet) -> datetime | None:
-    """Return the highest watermark that the source has had; None before the first."""
-    return max((each.mark for each in inlet.store.epoch_standings() if each.mark is not None), default=None)
+def _reached(inlet: Inlet, since: int = 0) -> datetime | None:
+    """Return the highest watermark that the source has had from the epoch ``since`` on; None before the
+    first."""
+    standings = (each for each in inlet.store.epoch_standings() if each.epoch >= since)
+    return max((each.mark for each in standings if each.mark is not None), default=None)

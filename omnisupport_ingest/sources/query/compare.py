@@ -115,6 +115,7 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
             if of_lake.key != table.key:
                 # It was opened before another process put the new key in force.
                 continue
+            schemas.keys.note(table)
             # At the positions that a sync would give them.
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)

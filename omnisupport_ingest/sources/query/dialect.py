@@ -36,7 +36,7 @@ from omnisupport_ingest.sources.query.cursor import (
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
 from omnisupport_ingest.sources.query.reflected import pg_type_of, refusals, unique_keys
-from omnisupport_ingest.sources.shown_columns import ShownColumn, live_schema, schema_by_name
+from omnisupport_ingest.sources.shown_columns import NOT_INSPECTED, ShownColumn, live_schema, schema_by_name
 from omnisupport_ingest.sources.value_text import value_text
 
 _BLOCK_ROWS = 10_000
@@ -126,7 +126,9 @@ class DialectReader:
                 # A table that cannot be inspected is refused when it is read; the tables before it are still
                 # read.
                 if was is not None:
-                    found[table.name] = live_schema(table, was)
+                    shown = live_schema(table, was)
+                    shown.live = replace(shown.live, kind=NOT_INSPECTED)
+                    found[table.name] = shown
         return found
 
     def go_on_without(self, _table: TableContract, _columns: frozenset[str], /) -> None:

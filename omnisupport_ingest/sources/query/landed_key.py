@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omnisupport_ingest.contracts.landed_keys import LOST, UNDECLARED, KeysOfTable, LandedKeys
+from omnisupport_ingest.contracts.landed_keys import LOST, UNDECLARED, UNKNOWN, KeysOfTable, LandedKeys
 from omnisupport_ingest.contracts.model import KeyEra, TableContract
 from omnisupport_ingest.landing.schema_changes import SchemaChanges, renamed_key
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import LOGGED
 from omnisupport_ingest.sources.query.cursor import END_ORDINAL
+from omnisupport_ingest.sources.shown_columns import NOT_INSPECTED
 
 
 class ReadingKeys:
@@ -26,15 +28,17 @@ class ReadingKeys:
 
     def __init__(self, landing: Path) -> None:
         self._changes, self._record = SchemaChanges(landing), LandedKeys(landing)
-        self._unique: dict[str, bool] = {}
+        self._unique: dict[str, bool | None] = {}
 
     def look(self, tables: Sequence[TableContract], live: Mapping[str, LiveSchema]) -> None:
         """Record for each of ``tables`` whether its key tells its rows apart. ``live``: by contract name."""
         self._unique = {
             each.full_name: is_unique(each, live[each.name])
             for each in tables
-            # Without a column of its key, the reading is refused, and says so.
-            if each.name in live and all(live[each.name].column(name) for name in each.key)
+            # Without a column of its key, or if it could not be inspected, the reading is refused.
+            if each.name in live
+            and live[each.name].live.kind != NOT_INSPECTED
+            and all(live[each.name].column(name) for name in each.key)
         }
         waiting = self.waiting(tables)
         looked = {each.full_name for each in tables if each.name not in waiting} & self._unique.keys()
@@ -52,7 +56,8 @@ class ReadingKeys:
     def waiting(self, tables: Iterable[TableContract]) -> set[str]:
         """Return the names of those of ``tables`` that have landed by another key than their contracts'.
 
-        A key column that was only renamed at the source is the same column.
+        A key column that was only renamed at the source, since the table was last read whole, is the same
+        column.
         """
         recorded = self._record.all()
         others = {
@@ -60,11 +65,11 @@ class ReadingKeys:
             for each in tables
             if each.full_name in recorded and recorded[each.full_name].newest != each.key
         }
-        changes = self._changes.read().changes if others else ()
+        open_changes = self._changes.open_changes
         renamed = {
             name
             for name, each in others.items()
-            if each.key == renamed_key(changes, each.name, recorded[name].newest)
+            if each.key == renamed_key(open_changes(each.name), each.name, recorded[name].newest)
         }
         self._change(lambda name, keys: keys.renamed(others[name].key), renamed)
         return {each.name for name, each in others.items() if name not in renamed}
@@ -90,15 +95,17 @@ class ReadingKeys:
         """
         waiting, seen = self.waiting(tables), self._changes.tables()
         begun = {each.full_name: each for each in tables if each.name in waiting}
-        start = Lsn(0), END_ORDINAL
-        self._change(lambda name, keys: keys.begin(KeyEra(begun[name].key, epoch, *start)), {*begun})
-        lost = self.lost(tables)
-        declared = {
-            each.full_name
-            for each in tables
-            if each.name in lost and each.name in seen and not seen[each.name].key
-        }
-        self._change(lambda _, keys: replace(keys, apart=UNDECLARED), declared)
+        keyed = {each.full_name for each in tables if each.name in seen and seen[each.name].key}
+
+        def began(name: str, keys: KeysOfTable) -> KeysOfTable:
+            # The next look finds out whether the new key tells the rows apart; until then it does not.
+            lost = name in keyed and keys.apart != UNDECLARED
+            keys = keys.begin(KeyEra(begun[name].key, epoch, Lsn(0), END_ORDINAL))
+            return replace(keys, apart=LOST if lost else UNKNOWN)
+
+        self._change(began, {*begun})
+        lost = {each.full_name for each in tables if each.name in self.lost(tables)}
+        self._change(lambda _, keys: replace(keys, apart=UNDECLARED), lost - keyed)
 
     def settle(self, tables: Iterable[TableContract]) -> None:
         """Put the newest keys of ``tables`` in force: the ends of their full readings have landed."""
@@ -113,6 +120,9 @@ class ReadingKeys:
             self._record.update(lambda held: {name: change(name, held[name]) for name in due if name in held})
 
 
-def is_unique(table: TableContract, live: LiveSchema) -> bool:
-    """Whether something unique at the source, over columns that are NOT NULL, is within the table's key."""
+def is_unique(table: TableContract, live: LiveSchema) -> bool | None:
+    """Return whether something unique at the source, over columns that are NOT NULL, is within the key of
+    ``table``; None for a view or foreign table, which has nothing unique."""
+    if live.live.kind not in LOGGED:
+        return None
     return any({*each.columns} <= {*table.key} for each in live.live.unique)

@@ -149,7 +149,9 @@ class PostgresReader:
                 columns = [
                     ShownColumn(each.name, each.pg_type, each.not_null) for each in schema.live.columns
                 ]
-                found[table.name] = schema_by_name(table, columns, known.get(table.name))
+                shown = schema_by_name(table, columns, known.get(table.name))
+                shown.live = replace(shown.live, kind=schema.live.kind)
+                found[table.name] = shown
         return found
 
     def go_on_without(self, table: TableContract, columns: frozenset[str], /) -> None:

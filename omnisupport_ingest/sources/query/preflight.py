@@ -113,7 +113,12 @@ def _key_findings(reader: Reader, table: TableContract, landed: KeysOfTable) -> 
     """Yield a finding if rows of ``table`` have ``landed`` by another key than its contract has, or if that
     no longer tells them apart."""
     live = (reader.schemas([table], {}) or {}).get(table.name)
-    if landed.newest == table.key and landed.apart in (APART, LOST) and live and not is_unique(table, live):
+    if (
+        landed.newest == table.key
+        and landed.apart in (APART, LOST)
+        and live
+        and is_unique(table, live) is False
+    ):
         key = ", ".join(table.key)
         yield Finding(
             "landed_key",

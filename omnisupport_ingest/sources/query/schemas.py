@@ -10,16 +10,19 @@ accepts the changes that were seen before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import BLOCK, TableContract
-from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChange, SchemaChanges
+from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.recording import record, shown_under_another_name
 from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.landed_key import ReadingKeys
 from omnisupport_ingest.sources.query.reader import Moment, Reader
+
+_GONE = ("column_dropped", "column_added_again")
 
 
 class CursorSchemas:
@@ -62,14 +65,22 @@ class CursorSchemas:
         return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
 
     def _has_another_column(self, table: TableContract) -> bool:
-        """Whether a column of the key is another one than before: the former one was dropped or renamed."""
+        """Whether a column of the key is another one than when ``table`` was last read whole."""
         seen = self._changes.tables().get(table.name)
-        there = {each.name for each in seen.columns} if seen is not None else set()
+        if seen is None:
+            return False
+        # The present names of the columns that had the names of the key then; None: it is gone.
+        now: dict[str, str | None] = {name: name for name in table.key}
+        changes = self._changes.open_changes(table.name)
+        for _, look in groupby(changes, key=lambda each: each.noticed_at):
+            of_look = [*look]
+            names = {each.before: each.after for each in of_look if each.kind == "column_renamed"}
+            # Where columns are known by name only, one that was left out for a time is no other one.
+            gone = {each.column for each in of_look if each.kind in _GONE and seen.relation}
+            now = {name: None if its in gone else names.get(its, its) for name, its in now.items()}
         # Without a column of that name the reading is refused, and says so.
-        return any(
-            _former_name(each) in there.intersection(table.key)
-            for each in self._changes.open_changes(table.name)
-        )
+        there = {each.name for each in seen.columns}
+        return any(its != name for name, its in now.items() if name in there)
 
     def read_whole(self, table: TableContract) -> None:
         """Record that a full reading of ``table`` begins in the transaction of the last look."""
@@ -90,10 +101,3 @@ class CursorSchemas:
         return frozenset(
             each.name for each in table.source_columns if each.name in had and each.name not in there
         )
-
-
-def _former_name(change: SchemaChange) -> str | None:
-    """Return the name that a column had until ``change``; None if it did not leave its name."""
-    if change.kind == "column_renamed":
-        return change.before
-    return change.column if change.kind == "column_added_again" else None

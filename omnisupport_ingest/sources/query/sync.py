@@ -99,6 +99,10 @@ def sync(
         state.reach(moment.high)
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
+        for table in inlet.tables:
+            if state.progress(table.full_name) is not None:
+                # Read by a version that recorded no keys, it may land nothing for long.
+                schemas.keys.note(table)
         schemas.look(reader, moment, epoch.number)
         epoch = clear_of_sealed(inlet, state, epoch, [t for t in inlet.tables if not schemas.blocks(t)])
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:

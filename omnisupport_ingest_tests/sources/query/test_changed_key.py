@@ -122,6 +122,52 @@ def test_a_key_column_under_whose_name_another_one_stands_is_another_key(desk: D
     assert desk.sync().tables[0].blocked == (not moved), "nothing makes the new column unique"
 
 
+def test_a_key_column_that_is_dropped_and_later_added_again_is_another_one(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets DROP id")
+    with pytest.raises(QueryRefused, match="id"):
+        desk.sync()
+    desk.run("ALTER TABLE tickets ADD id bigint PRIMARY KEY DEFAULT 7")
+    assert desk.sync().tables[0].blocked
+    desk.refresh()
+    assert desk.sync().finished
+
+
+def test_a_key_column_that_is_renamed_and_back_is_the_same_one(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets RENAME id TO number")
+    with pytest.raises(QueryRefused, match="id"):
+        desk.sync()
+    desk.run("ALTER TABLE tickets RENAME number TO id; INSERT INTO tickets VALUES (2, 'two')")
+    assert desk.sync().tables[0].landed == 1
+
+
+def test_another_contract_key_that_tells_nothing_apart_either_settles_nothing(desk: Desk) -> None:
+    desk.run("ALTER TABLE tickets ALTER subject SET NOT NULL, DROP CONSTRAINT tickets_pkey")
+    desk.run("ALTER TABLE tickets ADD number serial PRIMARY KEY, ADD UNIQUE (id, subject)")
+    by_id_and_subject(desk)
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets DROP CONSTRAINT tickets_id_subject_key")
+    assert desk.sync().tables[0].blocked
+    desk.table = replace(desk.table, key=("subject", "id"))
+    desk.refresh()
+    assert desk.sync().tables[0].blocked
+    desk.run("ALTER TABLE tickets ADD UNIQUE (id, subject)")
+    assert desk.sync().finished
+
+
+def test_of_a_view_in_the_place_of_its_table_only_the_contract_s_key_is_watched(desk: Desk) -> None:
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets RENAME TO kept; CREATE VIEW tickets AS SELECT * FROM kept")
+    desk.run("INSERT INTO kept VALUES (2, 'two')")
+    desk.sync()
+    assert '["2"]' in {each["key"] for each in desk.events()}
+
+
 def test_a_contract_that_is_corrected_before_anything_has_landed_needs_no_reading_anew(desk: Desk) -> None:
     desk.run("INSERT INTO tickets VALUES (1, 'one')")
     right = desk.table
