@@ -49,7 +49,7 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 	$(BIN)/omnisupport-ingest up $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## Run the unit tests, and one end-to-end test of each layer; a few minutes (ARGS="-k capture")
+test: $(INSTALLED) ## Run the unit tests, and one end-to-end test of each layer; under four minutes (ARGS="-k capture")
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) --hypothesis-profile=quick \
 		-m "not full and not slow and not crash and not huge" $(ARGS)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import secrets
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.parse import urlencode
 
 import hypothesis
@@ -90,8 +94,39 @@ _WAITING = frozenset(("sources", "runtime"))
 _REAL = frozenset(("spark", "postgres", "awkward", "broker", "warm", "s3"))
 """Fixtures that are a real server or a Spark session."""
 
+_QUICK = "pytest.mark.quick"
+
 _REAL_FOLDERS = frozenset(("cli", "defs", "proof", "recovery", "verify"))
 """Folders whose tests start processes, or make Dagster instances, and say so by no fixture."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays until the end: looking through it for garbage again and again is of no use."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain of what is not let go when the process ends."""
+    gc.unfreeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` imports no file of which it runs nothing, where that is certain of its text alone."""
+    if _leaves_out_full(config) and is_full_by_its_text(collection_path):
+        return True
+    return None
+
+
+def is_full_by_its_text(file: Path) -> bool:
+    """Whether ``file`` has tests that are ``full`` by their folder, and none that is ``quick``."""
+    is_one = file.name.startswith("test_") and file.suffix == ".py" and file.is_relative_to(_HERE)
+    return is_one and _folder(file) in _REAL_FOLDERS and _QUICK not in file.read_text()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -116,6 +151,43 @@ def pytest_collection_modifyitems(
         _keep(config, items, chosen[:count])
     else:
         _put_in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """`make test` has few stories on real servers: one process runs them, on one warm Spark and PostgreSQL.
+
+    Where all are run they are too many for one process, and each file goes to whoever is free.
+    """
+    if config.getoption("dist") != "loadfile" or not _leaves_out_full(config):
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneForStories(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return OneForStories(config, log)
+
+
+def _leaves_out_full(config: pytest.Config) -> bool:
+    return "not full" in config.getoption("markexpr")
+
+
+def scope_of(nodeid: str) -> str:
+    """What one process runs together in `make test`: the file of a test, or all files with stories."""
+    file = nodeid.partition("::")[0]
+    return "stories" if _has_quick_story(file) else file
+
+
+@cache
+def _has_quick_story(file: str) -> bool:
+    """Whether ``file``, from the repository on, has quick tests on Spark or a source.
+
+    As its text says: the process that gives out the tests has collected none.
+    """
+    text = (_HERE.parent / file).read_text()
+    return _QUICK in text and (re.search(r"\bspark\b", text) is not None or "/sources/" in file)
 
 
 def _drawn(items: Iterable[pytest.Item], number: str) -> Iterator[pytest.Item]:

@@ -12,10 +12,22 @@ import pytest
 
 from omnisupport_ingest_tests import conftest
 
-ROOT = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 QUICK = "not full and not slow and not crash and not huge"
+SAME_BY_IMPORT = "not (full or slow or crash or huge)"
+"""As ``QUICK``, said otherwise: every file is imported, and its marks alone decide."""
+
 MANY = "sources/postgres/test_encrypting_killed.py"
 STORIES = ("layers/test_layers.py", "layers/test_history.py")
+STORIES_ELSEWHERE = ("sources/postgres/capture/test_capture.py", "defs/test_ingest_job.py")
+UNREAD = tuple(
+    str(file.relative_to(TESTS))
+    for file in sorted(TESTS.rglob("test_*.py"))
+    if conftest.is_full_by_its_text(file)
+)
+"""Files that `make test` imports not at all."""
+
 WITHOUT_SERVER = "test_key_range.py"
 
 pytestmark = pytest.mark.full
@@ -41,6 +53,7 @@ _TURNS = 3
 CHOICES = {
     "every": ("-m", "not huge", *_FEW),
     "quick": ("-m", QUICK, *_FEW),
+    "quick by import": ("-m", SAME_BY_IMPORT, *STORIES_ELSEWHERE, *UNREAD),
     "sample": ("--sample", "5:1", *_FEW),
     "sample again": ("--sample", "5:1", *_FEW),
     "all draws": ("--draw", "all", *_MANY),
@@ -64,7 +77,7 @@ CHOICES = {
 @pytest.fixture(scope="module")
 def chosen() -> dict[str, list[str]]:
     """The tests that pytest collects by each of ``CHOICES``; one process imports them once for all."""
-    folder = Path(__file__).parent.name
+    folder = TESTS.name
     options = {
         name: [f"{folder}/{each}" if each.endswith(".py") else each for each in choice]
         for name, choice in CHOICES.items()
@@ -87,6 +100,25 @@ def test_every_test_without_a_server_and_stories_of_each_layer_are_quick(
     assert of(WITHOUT_SERVER, quick) == of(WITHOUT_SERVER, every) != []
     for file in STORIES:
         assert 0 < len(of(file, quick)) < len(of(file, every))
+
+
+def test_no_file_with_a_quick_test_is_left_out_unread(chosen: dict[str, list[str]]) -> None:
+    assert len(UNREAD) > 50
+    by_import = {test.partition("::")[0] for test in chosen["quick by import"]}
+    assert by_import == {*STORIES_ELSEWHERE}
+
+
+def test_stories_have_one_process_in_make_test_and_every_other_file_is_by_itself() -> None:
+    stories = (*STORIES, *STORIES_ELSEWHERE)
+    assert {conftest.scope_of(f"{TESTS.name}/{file}::test") for file in stories} == {"stories"}
+    alone = f"{TESTS.name}/{WITHOUT_SERVER}"
+    assert conftest.scope_of(f"{alone}::test") == alone
+
+
+def test_every_property_that_names_a_number_draws_a_seventh_of_it_in_make_test() -> None:
+    named = re.compile(r"max_examples[=](?!examples\()")
+    files = TESTS.rglob("test_*.py")
+    assert [str(file.relative_to(TESTS)) for file in files if named.search(file.read_text())] == []
 
 
 def test_a_sample_is_drawn_by_its_seed(chosen: dict[str, list[str]]) -> None:
@@ -115,13 +147,12 @@ def test_stories_on_real_servers_take_turns_and_what_is_quick_is_always_run(
 
 def test_every_crash_test_is_one_of_those_that_make_runs() -> None:
     """`make test-all` leaves them out, so a file that is not named here would be run by nobody."""
-    tests = Path(__file__).parent
     (named,) = re.findall(r"^CRASHED := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    run = {file for each in named.split() for file in tests.glob(each.removeprefix("$(TESTS)/"))}
-    marked = {file for file in tests.rglob("test_*.py") if "pytest.mark." + "crash" in file.read_text()}
+    run = {file for each in named.split() for file in TESTS.glob(each.removeprefix("$(TESTS)/"))}
+    marked = {file for file in TESTS.rglob("test_*.py") if "pytest.mark." + "crash" in file.read_text()}
     assert run == marked
 
 
 def test_every_file_that_is_said_to_take_long_is_there() -> None:
-    missing = [name for name in conftest._LONG if not (Path(__file__).parent / name).is_file()]
+    missing = [name for name in conftest._LONG if not (TESTS / name).is_file()]
     assert missing == []

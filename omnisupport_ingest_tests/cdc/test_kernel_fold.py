@@ -182,7 +182,7 @@ def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random,
     assert by_columns.schema == by_group.schema
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=examples(2 * EXAMPLES))
 @given(randoms, st.integers(1, 3))
 def test_images_that_are_read_late_come_to_the_very_same_rows(rng: Random, windows: int) -> None:
     events = drawn(rng, withheld=rng.random() < 0.5)
@@ -213,6 +213,7 @@ def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> 
     assert sorted(folded["status"].to_pylist()) == ["2", "3"]
 
 
+@pytest.mark.full
 def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = 0
     monkeypatch.setattr(event_fold, "_folded_by_group", None)
@@ -227,6 +228,7 @@ def test_ordinary_groups_are_folded_by_whole_columns_alone(monkeypatch: pytest.M
     assert folded > 200
 
 
+@pytest.mark.full
 def test_withheld_events_and_key_changes_that_brought_all_are_folded_by_whole_columns_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -543,6 +545,7 @@ def test_parts_merged_by_whole_columns_and_one_by_one_are_the_very_same_rows(
     assert kernels.same_rows(by_columns) == kernels.same_rows(by_group)
 
 
+@pytest.mark.full
 def test_ordinary_parts_are_merged_by_whole_columns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     merged = 0
     monkeypatch.setattr(row_fold, "_merge_key", None)
@@ -569,6 +572,7 @@ def _fitting(image: Image | None) -> Image | None:
     }
 
 
+@pytest.mark.full
 def test_rows_that_live_or_ended_plainly_are_passed_on_by_whole_columns_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -639,7 +643,7 @@ class TestTasksWithSharesOfTheEvents:
         together = kernels.merged(folded, TABLE, cut)
         assert kernel_states(kernels.current(together, TABLE, cut), events) == oracle_states(events)
 
-    @settings(max_examples=EXAMPLES)
+    @settings(max_examples=examples(EXAMPLES))
     @given(randoms, st.integers(1, 3), cuts)
     def test_shares_of_the_keys_come_to_what_the_oracle_comes_to(
         self, rng: Random, count: int, cut: Cut

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -227,6 +228,7 @@ def test_versions_that_retention_took_stay_out_whatever_comes_after(rng: Random,
     assert held.content == ContentHash.of(held.rows["_cdc_row_hash"].to_numpy())
 
 
+@pytest.mark.full
 def test_what_changes_nothing_opens_no_version_however_the_runs_are_cut() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
@@ -241,6 +243,7 @@ def test_what_changes_nothing_opens_no_version_however_the_runs_are_cut() -> Non
     assert min(seen["left out"], seen["whole"], seen["refolded"], seen["extended"]) > 5
 
 
+@pytest.mark.full
 def test_the_runs_go_every_way_and_most_keys_in_order_are_extended() -> None:
     seen: Counter[str] = Counter()
     for seed in range(30):

@@ -26,6 +26,7 @@ from omnisupport_ingest.contracts.protection import Protection, Secrets
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.read.protected_rows import LandedProtection
+from omnisupport_ingest_tests.examples import examples
 
 HOUR = timedelta(hours=1)
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -76,7 +77,7 @@ SPELLED = st.one_of(
     images=['{"id":"1","email":"a\\u0041@x","note":"\\/"}', '{"id":"1","email":"a\\\\u@x","note":"\\""}']
 )
 @example(images=['{"id":"1","email":"a\\"b\\\\@x","note":"\\n\\t"}'] * 3)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_images_by_whole_columns_are_protected_as_each_by_itself(images: list[str | None]) -> None:
     texts = pa.array(images, pa.string())
     meant = [protect_image(text, PROTECTION) for text in images]

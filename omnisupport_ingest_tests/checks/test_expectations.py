@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.checks.quality_checks import LEAST_WINDOWS, Range, quiet_stretches, range_of
 from omnisupport_ingest.contracts.quality import Expected
+from omnisupport_ingest_tests.examples import examples
 
 LEARNED = Expected(learned=True, windows=10, spread=3.0)
 
@@ -33,7 +34,7 @@ def test_only_the_newest_windows_are_learned_from() -> None:
     assert range_of(LEARNED, [9_000] * 50 + [100] * 10) == Range(85.0, 115.0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 10_000), st.integers(0, 3))
 def test_a_few_odd_windows_move_nothing_much(usual: int, odd: int) -> None:
     found = range_of(LEARNED, [usual] * (10 - odd) + [10**9] * odd)

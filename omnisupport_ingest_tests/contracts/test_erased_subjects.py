@@ -42,6 +42,7 @@ def test_without_a_file_or_its_table_there_are_none(tmp_path: Path) -> None:
     assert names_once_erased(tmp_path / "former.sqlite") == {}
 
 
+@pytest.mark.full
 def test_a_busy_file_is_waited_for(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as writer:
         writer.execute("BEGIN EXCLUSIVE")

@@ -311,7 +311,9 @@ def test_pandera_says_of_each_row_what_the_row_rules_say(rows: list[Image], poli
     assert verdicts == due
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(rows=st.lists(ROWS, min_size=1, max_size=60))
 def test_gate_and_row_rules_agree(spark: SparkSession, rows: list[Image]) -> None:
     accepted = frame_of(spark, [row for row in rows if not RULES.broken(row)])

@@ -68,6 +68,7 @@ def test_a_map_whose_making_was_cut_short_is_made_when_it_is_needed(tmp_path: Pa
     assert tokens.version() != NO_MAP and tokens.tokens_of(["ada"])
 
 
+@pytest.mark.full
 def test_no_copy_of_a_forgotten_value_stays_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_broken_contract_names_its_file(tmp_path):
         Workspace.open(Settings(home=tmp_path / "home", contracts_dir=tmp_path, _env_file=None))
 
 
+@pytest.mark.full
 def test_loading_the_code_location_starts_no_jvm(tmp_path):
     code = (
         "from omnisupport_ingest.definitions import defs; defs().get_repository_def();"
@@ -191,6 +192,7 @@ def test_a_run_makes_every_table_before_any_check(definitions: dg.Definitions) -
     assert {priority[name] for name in priority.keys() - tables} == {-1}
 
 
+@pytest.mark.full
 def test_definitions_import_no_pandera() -> None:
     """Every process that runs a job makes them; only a gate or an audit that judges rows needs pandera."""
     code = "import sys, omnisupport_ingest.definitions; print('pandera' in sys.modules)"

@@ -22,6 +22,7 @@ from omnisupport_ingest.lake.deletion_vectors import (
     write_vectors,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest_tests.examples import examples
 
 UNIT = "g0007-0123456789abcdef"
 
@@ -36,7 +37,7 @@ def numbers(rows: list[int]) -> np.ndarray:
     return np.array(sorted(set(rows)), np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(many=st.lists(ROWS, min_size=1, max_size=6))
 def test_what_is_written_is_read_again(tmp_path_factory, many: list[list[int]]) -> None:
     folder = tmp_path_factory.mktemp("table")
@@ -115,7 +116,7 @@ def test_cut_and_missing_files_are_named(tmp_path: Path) -> None:
         read_vector(tmp_path, vector)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text("0123456789abcxyzABC.-:+=^!/*?&<>()[]{}@%$# é", max_size=60), size=st.integers(0, 60))
 def test_foreign_inline_text_is_read_or_refused(text: str, size: int) -> None:
     with pytest.raises(VectorDamaged):
@@ -131,7 +132,7 @@ def test_unknown_storage_is_refused(tmp_path: Path, vector: DeletionVector) -> N
         read_vector(tmp_path, vector)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     number=st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=3), st.none()),
     which=st.sampled_from(["offset", "sizeInBytes", "cardinality"]),

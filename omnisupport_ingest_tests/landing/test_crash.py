@@ -62,15 +62,15 @@ def start(script: str, *arguments: object, failpoint: str = "") -> subprocess.Po
 @pytest.mark.parametrize(
     ("failpoint", "landed"),
     [
-        ("landing.data.after", 0),
+        pytest.param("landing.data.after", 0, marks=pytest.mark.full),
         ("landing.data.after:3", 2),
         ("landing.manifest.after", 1),
-        ("landing.manifest.after:2", 2),
-        ("landing.index.before", 0),
-        ("landing.index.after", 0),
+        pytest.param("landing.manifest.after:2", 2, marks=pytest.mark.full),
+        pytest.param("landing.index.before", 0, marks=pytest.mark.full),
+        pytest.param("landing.index.after", 0, marks=pytest.mark.full),
         ("landing.index.before@e000001-s-000000000000000a", 1),
-        ("landing.index.after@e000001-s-000000000000000a", 1),
-        ("landing.index.before@e000001-s-0000000000000014", 2),
+        pytest.param("landing.index.after@e000001-s-000000000000000a", 1, marks=pytest.mark.full),
+        pytest.param("landing.index.before@e000001-s-0000000000000014", 2, marks=pytest.mark.full),
     ],
 )
 def test_killed_writer_leaves_whole_batches_only(tmp_path: Path, failpoint: str, landed: int) -> None:

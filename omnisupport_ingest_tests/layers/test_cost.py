@@ -206,6 +206,7 @@ def states_in_memory() -> int:
     return sum(isinstance(each, state.WindowState) for each in gc.get_objects())
 
 
+@pytest.mark.full
 def test_a_look_at_every_window_holds_the_states_of_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def first_tick(folder: Path, windows: int, monkeypatch: pytest.MonkeyPatch) -> d
     return dict(seen)
 
 
+@pytest.mark.full
 def test_a_process_that_starts_in_a_home_with_400_windows_reads_as_many_states_as_in_one_with_40(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def read_by_checks(folder: Path, windows: int, monkeypatch: pytest.MonkeyPatch) 
     return found
 
 
+@pytest.mark.full
 def test_no_check_of_a_run_reads_more_of_400_windows_than_of_40(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +194,7 @@ def read_after_a_run(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch)
     return found
 
 
+@pytest.mark.full
 def test_the_checks_of_a_run_read_nothing_of_tables_without_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.read.export import ExportFailed, Format, NoDimension, write_file
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time
 from omnisupport_ingest_tests.read.test_export import COLUMNS, ROWS, SYSTEM
 from omnisupport_ingest_tests.read.test_export import contract as contract
 from omnisupport_ingest_tests.read.test_export import lake_file as lake_file
 
-same_folder = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+same_folder = settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 OTHER_TYPES = [pa.string(), pa.int8(), pa.bool_(), pa.list_(pa.int64()), pa.null(), pa.timestamp("s")]
 
 

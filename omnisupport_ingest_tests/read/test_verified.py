@@ -42,6 +42,7 @@ def test_a_note_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert verified_of(home, NOTES) is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_at_the_note_leaves_the_old_one_or_the_new_one(tmp_path: Path, moment: str) -> None:
     home = home_in(tmp_path)

@@ -27,11 +27,12 @@ from omnisupport_ingest.runtime.running import running_services, ui_port
 from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated, odd_texts
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 HOURLY = WindowSize(60)
-same_folder = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+same_folder = settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("number", [0, -1, -(2**31), 2**31, 2**63, 10**30])

@@ -127,6 +127,7 @@ def test_a_home_without_such_files_tells_nothing_and_a_damaged_one_no_run(tmp_pa
     assert found.unread == ("run",)
 
 
+@pytest.mark.full
 def test_a_failed_run_of_a_rare_job_is_reported_however_many_others_follow(tmp_path: Path) -> None:
     with instance_for_test(temp_dir=str(tmp_path)) as instance:
         create_run_for_test(instance, job_name="retention", status=dg.DagsterRunStatus.FAILURE)

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import psutil
+import pytest
 
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.sweep import sweep
@@ -131,6 +132,7 @@ def test_data_that_was_swept_while_its_writer_slept_is_put_again_before_anybody_
     store.verify(batch)
 
 
+@pytest.mark.full
 def test_a_commit_of_files_that_were_swept_meanwhile_is_refused_and_planned_anew(
     kept_in: str | None, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ Recorder(Path(sys.argv[1]), "customers").land(Path(sys.argv[2]))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point",
     [

@@ -455,6 +455,7 @@ class _Taken:
     of = 0
 
 
+@pytest.mark.full
 @settings(max_examples=examples(400))
 @given(data=st.data())
 def test_any_line_that_is_taken_lands_as_it_does_alone(data: st.DataObject) -> None:
@@ -474,6 +475,7 @@ def test_any_line_that_is_taken_lands_as_it_does_alone(data: st.DataObject) -> N
         assert (orders.first_life, orders.later) == (known.first_life, known.later)
 
 
+@pytest.mark.full
 def test_enough_lines_were_taken() -> None:
     # Most changes of a line make it one that is left alone.
     assert _Taken.lines * 100 >= _Taken.of, f"{_Taken.lines} of {_Taken.of}"

@@ -29,6 +29,7 @@ keys.name_windows("desk", {key.id: ["2026-01-01T1200"]})
 """
 
 
+@pytest.mark.full
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("failpoint", "made", "landed", "destroyed", "named"),

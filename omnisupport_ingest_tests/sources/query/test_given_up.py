@@ -249,6 +249,7 @@ tables.sync()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["query.state.after@notes", "landing.epoch.before", "landing.epoch.after"])
 def test_no_reading_is_in_two_epochs_wherever_the_sync_that_begins_one_is_killed(
     tmp_path: Path, point: str

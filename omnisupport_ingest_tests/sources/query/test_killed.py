@@ -62,6 +62,7 @@ def _killed_at(place: str, landing: Path, url: str, program: str = _PROGRAM) -> 
     assert ends.returncode == -signal.SIGKILL, ends.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("point", "at"), _CASES)
 def test_a_sync_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, at: int) -> None:
     landing, base = tmp_path / "landing", tmp_path / "desk.db"
@@ -83,6 +84,7 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, 
     assert len(places) == len(contents) == 45
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point",
     [

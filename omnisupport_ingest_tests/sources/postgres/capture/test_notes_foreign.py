@@ -41,6 +41,7 @@ from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, H
 from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -50,6 +51,7 @@ KNOWN = KnownPartitions(
     {"7": Lsn(4)},
     {"9": Stay(Lsn(1), Lsn(2))},
 )
+
 ERROR = LastError("Killed", "It is gone.", "Start it.", NOON)
 PUBLISHED = Published(1, "17.5", {"tickets": RecordedTable("public.tickets", 5, "all", Lsn(1), Lsn(2))})
 
@@ -171,7 +173,7 @@ def written(folder: Path, which: str) -> Path:
 
 
 @pytest.mark.parametrize("which", NOTES)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_stands_in_a_note_it_is_read(tmp_path: Path, which: str, data: st.DataObject) -> None:
     file = tmp_path / NOTES[which][0]
@@ -248,7 +250,7 @@ def test_a_place_of_a_server_that_lies_elsewhere_is_refused(tmp_path: Path) -> N
             Location.read(tmp_path)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=mutated([{"pid": 5, "host": "host", "since": "2026-11-20T12:00:00+00:00"}]))
 def test_a_holder_of_the_lease_that_cannot_be_told_is_a_holder(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "capture-shop.lock"
@@ -266,7 +268,7 @@ def test_a_holder_of_the_lease_that_cannot_be_told_is_a_holder(tmp_path: Path, c
 EVERY: list[Any] = [KeyRange((TEXT,), ("a",), None).text]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(mutated([json.loads(each) for each in EVERY]), st.text(max_size=5))
 def test_any_text_is_a_range_of_keys_or_none(content: bytes, key: str) -> None:
     with in_time():

@@ -228,7 +228,6 @@ def test_server_that_shuts_down_is_let_go_at_once_and_capture_goes_on_after(
     _assert_same_as_source(tickets)
 
 
-@pytest.mark.quick
 def test_stop_lands_what_is_complete(tickets: SourceUnderTest) -> None:
     tickets.overrides["batch_max_seconds"] = 3600
     process = tickets.capture_process()
@@ -522,6 +521,7 @@ def test_slot_of_another_home_is_left_alone(tickets: SourceUnderTest, tmp_path: 
     tickets.catch_up()
 
 
+@pytest.mark.full
 def test_wal_level_that_is_not_logical_is_named_with_its_fix(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path / "server")
     server.start()
