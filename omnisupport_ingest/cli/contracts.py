@@ -292,7 +292,8 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
     new schema lands; a reading by a cursor when it begins; of events and files, the rows that land show it.
     Each has the time, its place, about how many rows the table had (of events and files: how many rows of its
     batch show it), and whether the contract has to follow. Values are in raw whatever the contract says
-    (docs/schema_change.md).
+    (docs/schema_change.md). Also shown is each contract whose key does not count, or no longer tells the rows
+    apart.
 
     \b
     Examples:

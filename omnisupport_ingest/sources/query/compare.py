@@ -103,6 +103,7 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         _require_reached(moment, state, inlet.store.source)
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
+        schemas.keys.note(each for each in inlet.tables if state.progress(each.full_name) is not None)
         unsettled = schemas.keys.unsettled()
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch, found.batches)
@@ -115,7 +116,6 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
             if of_lake.key != table.key:
                 # It was opened before another process put the new key in force.
                 continue
-            schemas.keys.note(table)
             # At the positions that a sync would give them.
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)

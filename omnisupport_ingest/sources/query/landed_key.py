@@ -44,14 +44,17 @@ class ReadingKeys:
         looked = {each.full_name for each in tables if each.name not in waiting} & self._unique.keys()
         self._change(lambda name, keys: keys.seen(unique=self._unique[name]), looked)
 
-    def note(self, table: TableContract) -> None:
-        """Record the key of ``table``, before its first rows land."""
-        if table.full_name in self._record.all():
-            return
-        keys = KeysOfTable.first(table.key)
-        if table.full_name in self._unique:
-            keys = keys.seen(unique=self._unique[table.full_name])
-        self._record.update(lambda recorded: {table.full_name: recorded.get(table.full_name, keys)})
+    def note(self, tables: Iterable[TableContract]) -> None:
+        """Record the keys of those of ``tables`` of which nothing is recorded, before their first rows
+        land."""
+        recorded = self._record.all()
+        first = {
+            each.full_name: KeysOfTable.first(each.key) for each in tables if each.full_name not in recorded
+        }
+        for name in first.keys() & self._unique.keys():
+            first[name] = first[name].seen(unique=self._unique[name])
+        if first:
+            self._record.update(lambda held: first | {**held})
 
     def waiting(self, tables: Iterable[TableContract]) -> set[str]:
         """Return the names of those of ``tables`` that have landed by another key than their contracts'.
@@ -104,7 +107,8 @@ class ReadingKeys:
             return replace(keys, apart=LOST if lost else UNKNOWN)
 
         self._change(began, {*begun})
-        lost = {each.full_name for each in tables if each.name in self.lost(tables)}
+        names = self.lost(tables)
+        lost = {each.full_name for each in tables if each.name in names}
         self._change(lambda _, keys: replace(keys, apart=UNDECLARED), lost - keyed)
 
     def settle(self, tables: Iterable[TableContract]) -> None:

@@ -99,10 +99,8 @@ def sync(
         state.reach(moment.high)
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
-        for table in inlet.tables:
-            if state.progress(table.full_name) is not None:
-                # Read by a version that recorded no keys, it may land nothing for long.
-                schemas.keys.note(table)
+        # A table that a version read which recorded no keys may land nothing for long.
+        schemas.keys.note(each for each in inlet.tables if state.progress(each.full_name) is not None)
         schemas.look(reader, moment, epoch.number)
         epoch = clear_of_sealed(inlet, state, epoch, [t for t in inlet.tables if not schemas.blocks(t)])
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
@@ -237,7 +235,7 @@ class _Sync:
     def land(self, table: TableContract, cursor: CursorColumn, parts: EventParts) -> Future[None]:
         """Land events of ``table`` as one batch, after the batches before it, unless the same batch has
         landed."""
-        self._schemas.keys.note(table)
+        self._schemas.keys.note([table])
         # If the window follows from the cursor, it follows from the position, so no version can be in two
         # windows.
         return self._pool.submit(self._batches.land, table, parts, free_windows=cursor.event_time is not None)
