@@ -97,14 +97,15 @@ def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
         return []
     kind = sources_in_force(workspace.settings, workspace.contracts).find(source).kind
     for contract, landed in waiting:
-        if not contract.next_key:
-            key = ", ".join(contract.key)
+        begun = not contract.next_key or landed.newest == contract.next_key
+        if begun and landed.apart == LOST:
+            key = ", ".join(landed.newest)
             what = f"nothing unique at the source is within its key ({key}) any more, so it is not read"
             edit = f"{contract.path}: x-cdc.key, or give the table a unique index of those columns"
             found.append(WaitingKey(contract.name, on_one_line(what), on_one_line(edit)))
             continue
-        if landed.waits and landed.newest == contract.next_key:
-            # Its reading by that key has begun, and goes on by itself.
+        if begun:
+            # Its reading by that key goes on by itself.
             continue
         former, asked = (", ".join(key) for key in (landed.eras[landed.in_force].key, contract.next_key))
         what = f"its rows have landed with the key ({former}), and ({asked}) of its contract does not count"

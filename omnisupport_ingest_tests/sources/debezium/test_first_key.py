@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnisupport_ingest.checks.quality_checks import schemas_as_contracted
-from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged, LandedKeys
+from omnisupport_ingest.contracts.landed_keys import APART, LOST, KeysOfTable, LandedKeyChanged, LandedKeys
+from omnisupport_ingest.contracts.model import KeyEra
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.schema_changes import waiting_keys
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, Recorder
 from omnisupport_ingest_tests.sources.debezium.test_schema_story import followed
@@ -79,3 +83,21 @@ def test_events_do_not_land_by_a_contract_that_has_no_column_of_their_key(record
     assert [each["key"] for each in recorder.events()] == ['["1"]']
     keys = LandedKeys(recorder.inlet.store.folder).of(CUSTOMERS)
     assert keys is not None and (keys.newest, len(keys.eras)) == (("id",), 1)
+
+
+def test_a_reading_by_a_key_that_tells_nothing_apart_is_told_and_one_that_goes_on_is_not(
+    recorder: Recorder,
+) -> None:
+    edit(recorder, by_id_and_email)
+    era = KeyEra(("id", "email"), 2, Lsn(0), 0)
+
+    def waiting(apart: str) -> list[str]:
+        record = LandedKeys(recorder.inlet.store.folder)
+        first = KeysOfTable.first(("id",))
+        record.update(lambda _: {CUSTOMERS: replace(first.begin(era), apart=apart)})
+        followed(recorder)
+        return [each.what for each in waiting_keys(recorder.workspace, SOURCE)]
+
+    (what,) = waiting(LOST)
+    assert what.startswith("nothing unique at the source is within its key (id, email) any more")
+    assert waiting(APART) == []

@@ -283,7 +283,8 @@ class Capture:
             other_keys |= waiting_tables(self._store, self._tables)
             for table in self._tables:
                 if table.name in other_keys:
-                    # The lake has its rows by the former key. It is left out until its read is requested.
+                    # The lake has its rows by the former key. The next run reads it whole if its reading by
+                    # the new one had begun, else leaves it out until somebody requests that.
                     continue
                 with lake.rows(table) as rows:
                     recovered = snapshots.recover(table, rows, reason, stop)
