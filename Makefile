@@ -11,6 +11,8 @@ DOCS := .venv-docs
 DOCS_INSTALLED := $(DOCS)/.installed
 DEPLOY := .venv-deploy
 DEPLOY_INSTALLED := $(DEPLOY)/.installed
+# What is compiled when the package is installed.
+COMPILED := $(wildcard omnisupport_ingest/sources/*/*/*.c omnisupport_ingest/sources/*/*.c)
 # Tests and services start hundreds of processes, each of which would compile all modules for itself.
 export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
@@ -138,11 +140,11 @@ clean: ## Remove the homes, the virtual environment and every cache
 	rm -rf $(VENV) $(PARITY) $(DOCS) $(DEPLOY) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml constraints.txt setup.py
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(call install,$(VENV),dev)
 	@touch $@
 
-$(PARITY_INSTALLED): pyproject.toml constraints.txt setup.py
+$(PARITY_INSTALLED): pyproject.toml constraints.txt setup.py $(COMPILED)
 	$(call install,$(PARITY),parity)
 	@touch $@
 

@@ -2,12 +2,16 @@
 
 ``contracts/``, ``data/``, ``reports/``, ``docs/`` and the pages beside it stand at the top of the repository
 and are read from there; a built package carries copies under ``omnisupport_ingest/packaged``.
+
+The compiled functions are optional. Without a C compiler the package is installed without them; what they
+convert is then converted in Python, with the same result. They use the stable ABI of Python 3.11, so one
+built package serves all later versions.
 """
 
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("contracts", "data", "reports", "docs")
@@ -27,4 +31,23 @@ class BuildWithContracts(build_py):
             shutil.copy(page, packaged / page)
 
 
-setup(cmdclass={"build_py": BuildWithContracts})
+def compiled(module: str) -> Extension:
+    """A compiled module, whose source has its name and lies beside the modules that use it."""
+    return Extension(
+        module,
+        [module.replace(".", "/") + ".c"],
+        depends=["omnisupport_ingest/sources/compiled_arrays.h"],
+        extra_compile_args=["-O3", "-std=c11"],
+        py_limited_api=True,
+        optional=True,
+    )
+
+
+setup(
+    cmdclass={"build_py": BuildWithContracts},
+    ext_modules=[
+        compiled("omnisupport_ingest.sources.postgres.protocol.compiled_rows"),
+        compiled("omnisupport_ingest.sources.debezium.compiled_lines"),
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -26,6 +26,7 @@ from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import answers
 from omnisupport_ingest.runtime.running import running_services, ui_port
 from omnisupport_ingest.settings import NightlyRetention, Settings
+from omnisupport_ingest.sources.compiled import compiled_rows
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -56,6 +57,7 @@ class Diagnosis:
 def machine(settings: Settings) -> Iterator[Diagnosis]:
     """Yield the findings that need no home."""
     yield from _versions()
+    yield _compiled()
     yield from _java(settings)
     yield from _memory(settings)
     yield from _ports(settings)
@@ -99,6 +101,19 @@ def _versions() -> Iterator[Diagnosis]:
             f"{requirement.name} {how}.",
             f'{sys.executable} -m pip install "{requirement.name}{requirement.specifier}"',
         )
+
+
+def _compiled() -> Diagnosis:
+    if compiled_rows is not None:
+        return Diagnosis("compiled", Level.OK, "the functions that read changes and rows are compiled")
+    return Diagnosis(
+        "compiled",
+        Level.NOTE,
+        "The package was installed without a C compiler: capture, snapshots and cursors take several times "
+        "the processor time. What they land is the same.",
+        "Install a C compiler and Python's headers (Debian: apt install gcc python3-dev), then "
+        "omnisupport-ingest again (pip install --force-reinstall --no-deps)",
+    )
 
 
 def _java(settings: Settings) -> Iterator[Diagnosis]:

@@ -110,8 +110,14 @@ class EncryptingProcess:
             self._end()
 
     def _ready_process(self) -> subprocess.Popen[bytes] | None:
-        """Return the process if it is ready, else None. Starts it if there is none."""
-        if self._process is not None and self._process.poll() == 0:
+        """Return the process if it is ready, else None. Starts it if there is none.
+
+        Raises ``OSError`` if it has failed. Its exit says so: its pipe may be held open by a child of this
+        process that was forked at the same moment.
+        """
+        if self._process is not None and (code := self._process.poll()) is not None:
+            if code:
+                raise OSError("the process has failed")
             # The process ended because it was idle.
             self._end()
         if self._process is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.cli import doctor_machine
 from omnisupport_ingest.cli.doctor import doctor
 from omnisupport_ingest.cli.doctor_archive import log_summary, without_words
 from omnisupport_ingest.cli.doctor_home import clocks
@@ -64,7 +65,15 @@ def test_a_table_whose_log_is_broken_is_named_and_hides_no_other_finding(sample_
     found = document(doctor)
     assert lake_problems() == ["The log of desk/dim_notes cannot be read (DeltaError)."]
     assert {"chain", "lake", "dagster"} <= {each["area"] for each in found["findings"]}
-    assert "ada" not in json.dumps(found)
+    assert "ada.lovelace" not in json.dumps(found)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_whether_what_reads_changes_is_compiled_is_told(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(doctor_machine, "compiled_rows", object() if there else None)
+    (found,) = [each for each in document(doctor)["findings"] if each["area"] == "compiled"]
+    assert found["level"] == ("ok" if there else "note")
+    assert bool(found["fix"]) is not there
 
 
 def test_a_home_that_is_not_there_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_a_damaged_file_has_an_exit_code_and_nothing_of_it_is_quoted(
         told = capsys.readouterr().err
         assert "cannot be read" in told
         assert "doctor" in told
-        assert "ada" not in told
+        assert "ada.lovelace" not in told
 
 
 def test_an_error_nobody_foresaw_is_told_without_its_message_which_may_quote_a_row(

@@ -133,7 +133,7 @@ def test_base64_of_many_is_that_of_each(bodies: list[bytes]) -> None:
 
 def test_an_image_of_another_spelling_is_encrypted_all_the_same() -> None:
     landed = encrypt('{"id": 7, "email": "ada@x.org", "age": 1.50}', "no JSON: ada@x.org", '["ada@x.org"]')
-    assert all("ada" not in str(each) and json.loads(str(each)) for each in landed)
+    assert all("ada@" not in str(each) and json.loads(str(each)) for each in landed)
     assert json.loads(decrypted(str(landed[0]), key_of((True, "7")), OF)) == {
         "id": "7",
         "email": "ada@x.org",

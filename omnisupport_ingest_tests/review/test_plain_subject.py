@@ -61,12 +61,12 @@ def sent(op: str, number: int, who: str, body: str) -> Change:
 
 @pytest.fixture
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
-    """Rows 1 and 2 are of ada, row 3 is of eve, row 4 was of ada and is eve's; nothing is judged yet."""
+    """Rows 1 and 2 are of anna, row 3 is of eve, row 4 was of anna and is eve's; nothing is judged yet."""
     monkeypatch.setattr(subject_erasure, "windows_waiting", lambda *_: [])
     made = Story(tmp_path / "story")
     made.write_contract(document(PLAIN))
     made.workspace = open_workspace(tmp_path / "story")
-    of = enumerate(("ada", "ada", "eve", "ada"), start=1)
+    of = enumerate(("anna", "anna", "eve", "anna"), start=1)
     made.land(Commit(10, 1, [sent("c", number, who, f"{who} {number}") for number, who in of]))
     made.land(Commit(20, 61, [sent("u", 4, "eve", "eve 4")]))
     return made
@@ -120,9 +120,9 @@ def test_the_record_names_the_windows_of_the_subject_and_holds_no_value(story: S
     assert (file["place"], file["count"]) == ("landing", 3) and len(file["sha256"]) == 64
     assert named_windows(story) == {FIRST}
     for path in (done.certificate, story.workspace.subjects.path):
-        assert path is not None and b"ada" not in path.read_bytes()
+        assert path is not None and b"anna" not in path.read_bytes()
     subjects = erased_subjects(story.workspace, SOURCE)
-    assert subjects.among([("person", "ada"), ("person", "eve")]) == [True, False]
+    assert subjects.among([("person", "anna"), ("person", "eve")]) == [True, False]
 
 
 def test_what_the_source_sends_later_makes_no_window_stale_but_after_a_killed_command(
@@ -135,11 +135,11 @@ def test_what_the_source_sends_later_makes_no_window_stale_but_after_a_killed_co
         patch.setattr(subject_erasure, "erase_in_sealed_windows", killed)
         erased(story)
     # Nobody knows what a run has judged meanwhile.
-    story.land(Commit(30, 62, [sent("u", 1, "ada", "ada again")]))
+    story.land(Commit(30, 62, [sent("u", 1, "anna", "anna again")]))
     erased(story)
     assert named_windows(story) == {FIRST, SECOND}
     before = RulesVersions(story.workspace, SOURCE).apart()
-    story.land(Commit(40, 121, [sent("u", 1, "ada", "ada once more")]))
+    story.land(Commit(40, 121, [sent("u", 1, "anna", "anna once more")]))
     done, certificate = erased(story)
     assert (done.plain_images, sum(each["count"] for each in certificate["record"])) == (5, 5)
     assert RulesVersions(story.workspace, SOURCE).apart() == before
@@ -170,7 +170,7 @@ def test_without_the_record_nothing_is_judged_as_if_nobody_was_erased(story: Sto
         erased_subjects(story.workspace, SOURCE)
     assert done.certificate is not None and done.certificate.name in refused.value.fix
     erased(story)
-    assert erased_subjects(story.workspace, SOURCE).among([("person", "ada")]) == [True]
+    assert erased_subjects(story.workspace, SOURCE).among([("person", "anna")]) == [True]
     shutil.rmtree(keys.path.parent)
     with pytest.raises(SubjectKeysUnreadable, match="which subjects are erased"):
         erased_subjects(story.workspace, SOURCE)
@@ -185,12 +185,12 @@ def test_a_table_without_its_contract_brings_nothing_back(story: Story, withdraw
     file.rename(away if withdrawn else story.contracts.parent / "lost.json")
     workspace = replace(story.workspace, contracts=Contracts(()))
     subjects = erased_subjects(workspace, SOURCE)
-    assert subjects.among([("person", "ada"), ("person", "eve")]) == [True, False]
+    assert subjects.among([("person", "anna"), ("person", "eve")]) == [True, False]
     of_table = {("public", "notes")}
     assert ({*subjects.tables}, subjects.unnamed) == ((of_table, set()) if withdrawn else (set(), of_table))
-    event = events(Commit(50, 200, [sent("u", 1, "ada", "ada")]))[0]
+    event = events(Commit(50, 200, [sent("u", 1, "anna", "anna")]))[0]
     left = LandedProtection(Protections.of((), workspace.secrets(())), subjects).of(event).after
-    assert json.loads(left or "null") == ({"id": "1", "title": "ada", "body": None} if withdrawn else None)
+    assert json.loads(left or "null") == ({"id": "1", "title": "anna", "body": None} if withdrawn else None)
     shutil.rmtree(workspace.subjects.path.parent)
     with pytest.raises((SubjectKeysUnreadable, DestroyedKeysLost)):
         erased_subjects(workspace, SOURCE)
@@ -231,7 +231,7 @@ def test_an_erased_subject_may_land_encrypted_from_then_on(story: Story) -> None
     story.write_contract(document(PLAIN | {"pii": "encrypted"}))
     contracts_in_force(story.workspace.settings)
     workspace = open_workspace(story.contracts.parent)
-    assert erased_subjects(workspace, SOURCE).among([("person", "ada")]) == [True]
+    assert erased_subjects(workspace, SOURCE).among([("person", "anna")]) == [True]
     (contract,) = workspace.contracts.of_source(SOURCE)
     erase_subject(workspace, contract, key_text(["1"]), erased_by="ana", why="request 7")
     story.write_contract(document(PLAIN))
@@ -242,9 +242,9 @@ def test_an_erased_subject_may_land_encrypted_from_then_on(story: Story) -> None
 def test_what_landed_is_shown_without_the_values_of_erased_subjects(story: Story) -> None:
     erased(story)
     shown = LandedProtection.open(story.workspace.settings, SOURCE)
-    commit = Commit(50, 200, [sent("u", 1, "ada", "ada"), sent("c", 9, "eve", "eve")])
+    commit = Commit(50, 200, [sent("u", 1, "anna", "anna"), sent("c", 9, "eve", "eve")])
     after = [json.loads(shown.of(each).after or "") for each in events(commit)]
-    assert [(each["title"], each["body"]) for each in after] == [("ada", None), ("eve", "eve")]
+    assert [(each["title"], each["body"]) for each in after] == [("anna", None), ("eve", "eve")]
 
 
 def test_who_follows_what_lands_sees_no_value_of_who_is_erased_meanwhile(
@@ -258,9 +258,9 @@ def test_who_follows_what_lands_sees_no_value_of_who_is_erased_meanwhile(
             assert following.stdout is not None
             assert json.loads(following.stdout.readline())["after"]["body"] == "eve 4"
             erased(story)
-            story.land(Commit(30, 62, [sent("u", 1, "ada", "ada again")]))
+            story.land(Commit(30, 62, [sent("u", 1, "anna", "anna again")]))
             shown = json.loads(following.stdout.readline())["after"]
-            assert shown == {"id": "1", "title": "ada", "body": None}
+            assert shown == {"id": "1", "title": "anna", "body": None}
         finally:
             following.kill()
 
@@ -284,7 +284,9 @@ def test_the_command_says_what_is_recorded_and_what_landing_keeps(
 def test_the_old_key_in_a_key_change_is_no_second_subject_without_a_value(story: Story) -> None:
     story.write_contract(document({"pii": "plain", "subject": "person", "subject_column": "id"}))
     workspace = open_workspace(story.contracts.parent)
-    commit = Commit(60, 70, [sent("d", 1, "ada", ""), Change("c", 7, {"title": "ada", "body": "ada"}, (), 1)])
+    commit = Commit(
+        60, 70, [sent("d", 1, "anna", ""), Change("c", 7, {"title": "anna", "body": "anna"}, (), 1)]
+    )
     moved = [each._replace(before='{"id":"1"}') for each in events(commit)]
     end = Lsn(60)
     story._seal(moved, StreamSpan(Lsn(20), end, end, end, 60, START, START))
@@ -295,8 +297,8 @@ def test_the_old_key_in_a_key_change_is_no_second_subject_without_a_value(story:
 
 
 def test_a_window_is_named_though_only_a_delivered_line_has_the_subject(story: Story) -> None:
-    line = json.dumps({"op": "d", "before": {"id": 9, "title": "ada", "body": "ada 9"}, "after": None})
-    unread = json.dumps({"id": 8, "title": "ada", "body": "ada 8"})
+    line = json.dumps({"op": "d", "before": {"id": 9, "title": "anna", "body": "anna 9"}, "after": None})
+    unread = json.dumps({"id": 8, "title": "anna", "body": "anna 8"})
     (deleted, kept_out) = events(Commit(30, 130, [sent("d", 9, "", ""), sent("u", 8, "", "")]))
     land(
         story,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.foreign import parse_row
 from omnisupport_ingest.sources.debezium.column_values import converter_of, variable_decimals, zoned
 from omnisupport_ingest.sources.debezium.handling import Handling
-from omnisupport_ingest.sources.debezium.json_walk import Slot, Walk, cut
+from omnisupport_ingest.sources.debezium.json_walk import Slot, Step, cut
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Flags
 from omnisupport_ingest.sources.debezium.pg_numbers import Schema
 from omnisupport_ingest.sources.debezium.targets import Target
@@ -42,14 +42,14 @@ _TEXTS = frozenset({"text", "character varying", "varchar", "uuid", "json", "jso
 """Types whose arrays are read in bulk."""
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint", "oid"})
 _CONVERTED = {
-    **dict.fromkeys(("numeric", "bytea", "timestamptz", "timetz"), Walk.text),
-    **dict.fromkeys(("timestamp", "date", "time", "interval"), Walk.whole),
+    **dict.fromkeys(("numeric", "bytea", "timestamptz", "timetz"), Step.TEXT),
+    **dict.fromkeys(("timestamp", "date", "time", "interval"), Step.WHOLE),
 }
 """Types whose values are converted → how a value without a Connect schema stands in the line."""
 _STEPS = {
-    "string": Walk.text,
-    "bytes": Walk.text,
-    **dict.fromkeys(("int8", "int16", "int32", "int64"), Walk.whole),
+    "string": Step.TEXT,
+    "bytes": Step.TEXT,
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), Step.WHOLE),
 }
 """Connect's type → how its values stand in the line."""
 _UNSENT = pa.array([escape(each) for each in UNAVAILABLE_TEXTS], pa.string())
@@ -70,7 +70,7 @@ class Column:
     """
 
     name: str
-    step: Callable[[Walk], None]
+    step: Step
     target: Target
     handling: Handling
     schema: Schema = field(default_factory=dict)
@@ -79,13 +79,13 @@ class Column:
     @property
     def verbatim(self) -> bool:
         """Whether a member stands in an image exactly as in the line, with its name and quotes."""
-        return self.as_it_is and self.step is Walk.text
+        return self.as_it_is and self.step is Step.TEXT
 
     def keep(self, block: Block, slot: Slot) -> Flags | None:
         """Return which values were certainly sent (are no unchanged TOAST); None: all."""
-        if self.step is Walk.text:
+        if self.step is Step.TEXT:
             return _is_sent(block, slot)
-        if self.step in (Walk.texts, Walk.texts_apart):
+        if self.step in (Step.TEXTS, Step.TEXTS_APART):
             return ~np.asarray(pc.fill_null(pc.match_substring_regex(cut(block, slot), _IN_A_LIST), False))
         return None
 
@@ -93,8 +93,8 @@ class Column:
         """Return PostgreSQL's texts, as they stand between the quotes of a JSON string. Raises
         ``ValueFault``."""
         if self.as_it_is:
-            return cut(block, slot, inside=1 if self.step is Walk.text else 0)
-        if self.step is Walk.flag:
+            return cut(block, slot, inside=1 if self.step is Step.TEXT else 0)
+        if self.step is Step.FLAG:
             return pc.binary_slice(cut(block, slot).cast(pa.binary()), 0, 1).cast(pa.string())
         at_once = self._at_once(block, slot)
         if at_once is None:
@@ -107,12 +107,12 @@ class Column:
     def _at_once(self, block: Block, slot: Slot) -> pa.StringArray | None:
         """Return the texts of all values that can be converted in bulk, null for the others; None if no value
         can."""
-        is_text = self.step is Walk.text
+        is_text = self.step is Step.TEXT
         if is_text and (zone := self._zone) is not None:
             return zoned(block, slot, zone)
-        if self.step is Walk.variable:
+        if self.step is Step.VARIABLE:
             return variable_decimals(cut(block, slot))
-        if not is_text and self.step not in (Walk.whole, Walk.number):
+        if not is_text and self.step not in (Step.WHOLE, Step.NUMBER):
             return None
         convert = converter_of(self.schema, self.target, self.handling, is_text=is_text)
         return None if convert is None else convert(cut(block, slot, inside=1 if is_text else 0))
@@ -134,7 +134,7 @@ class Column:
     def _each(self, block: Block, slot: Slot) -> pa.StringArray:
         values = cut(block, slot).to_pylist()
         # Every digit of a fraction counts.
-        read: Callable[[str], Any] = parse_row if self.step is Walk.number else orjson.loads
+        read: Callable[[str], Any] = parse_row if self.step is Step.NUMBER else orjson.loads
         found = (None if each is None else read(each) for each in values)
         return pa.array(
             [text_of(each, self.schema, self.target, self.handling) for each in found], pa.string()
@@ -154,26 +154,26 @@ def column_of(
     column = partial(Column, name, target=target, handling=handling, schema=schema)
     is_text, kind = isinstance(sample, str), schema.get("type")
     if isinstance(sample, dict) and _is_variable(schema, target):
-        return column(step=Walk.variable)
+        return column(step=Step.VARIABLE)
     if has_meaning(schema) or kind == "bytes":
         if kind not in _STEPS or isinstance(sample, dict | list | float | bool):
             raise NotOrdinary
         return column(step=_STEPS[kind], as_it_is=schema.get("name") in MEANS_TEXT)
     is_number = isinstance(sample, int | float) and not isinstance(sample, bool)
     if is_single(schema, target) is not None and (is_text or is_number or sample is None):
-        return column(step=Walk.text if is_text else Walk.number)
+        return column(step=Step.TEXT if is_text else Step.NUMBER)
     if target.name == "numeric" and is_number:
-        return column(step=Walk.number)
+        return column(step=Step.NUMBER)
     if lands_as_it_comes(target) and (is_text or sample is None):
-        return column(step=Walk.text, as_it_is=True)
+        return column(step=Step.TEXT, as_it_is=True)
     if target.name in _WHOLE_NUMBERS:
-        return column(step=Walk.whole, as_it_is=True)
+        return column(step=Step.WHOLE, as_it_is=True)
     if target.name == "boolean":
-        return column(step=Walk.flag)
+        return column(step=Step.FLAG)
     if target.name in _CONVERTED:
-        return column(step=Walk.text if is_text else _CONVERTED[target.name])
+        return column(step=Step.TEXT if is_text else _CONVERTED[target.name])
     if target.element is not None and target.element.name in _TEXTS:
-        return column(step=Walk.texts if separator == 1 else Walk.texts_apart)
+        return column(step=Step.TEXTS if separator == 1 else Step.TEXTS_APART)
     raise NotOrdinary
 
 

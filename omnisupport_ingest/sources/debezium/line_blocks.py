@@ -23,14 +23,9 @@ PADDING = bytes(64)
 """Follows the lines, so that several bytes can be read at any place."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_QUOTE, _BACKSLASH, _LINE_END, _RETURN = b'"\\\n\r'
-_FIRST_UNESCAPED = 0x20
+_LINE_END, _RETURN = b"\n\r"
 LARGEST_BLOCK = 16 << 20
-"""Largest block that is examined, in bytes: the results may take forty times as much memory."""
-
-_PLAIN_ESCAPES = np.zeros(256, np.bool_)
-_PLAIN_ESCAPES[list(b'"\\bfnrt')] = True
-"""The characters that ``json`` writes after a backslash; other characters can be written in several ways."""
+"""Largest block that is examined, in bytes. A larger one has one very long line."""
 
 
 @dataclass
@@ -86,68 +81,16 @@ class Block:
         return np.frombuffer(self.content, np.uint8)
 
     @cached_property
-    def quotes(self) -> Places:
-        """The places of unescaped quotes, then two in the padding."""
-        escaped = self._escapes[self.letters[self._escapes] == _QUOTE]
-        places, start = [], 0
-        for piece in pieces(self.letters):
-            is_quote = piece == _QUOTE
-            first, last = np.searchsorted(escaped, (start, start + len(piece)))
-            is_quote[escaped[first:last] - start] = False
-            places.append(np.flatnonzero(is_quote) + start)
-            start += len(piece)
-        return np.concatenate([*places, [len(self.content) - 1] * 2])
-
-    def plain(self) -> Flags:
-        """Return which lines are UTF-8 without control characters and have only escapes that ``json`` writes.
-
-        A text in such a line is the same text that lands.
-        """
-        if len(self.content) > LARGEST_BLOCK or not _is_utf8(self.content):
-            return np.zeros(len(self), np.bool_)
-        unusual = self._escapes[~_PLAIN_ESCAPES[self.letters[self._escapes]]]
-        plain = self.stops > self.starts
-        for places in (unusual, self._controls):
-            lines = np.searchsorted(self.starts, places, "right") - 1
-            inside = (lines >= 0) & (places < self.stops[lines])
-            plain[lines[inside]] = False
-        return plain
+    def is_utf8(self) -> bool:
+        """Whether all lines are UTF-8. A block that is too large to look at is taken for one that is not."""
+        return len(self.content) <= LARGEST_BLOCK and _is_utf8(self.content)
 
     def _line_ends(self) -> Places:
-        if len(self.content) <= LARGEST_BLOCK:
-            places: Places = self._special[self.letters[self._special] == _LINE_END]
-            return places
         found, start = [], 0
         for piece in pieces(self.letters):
             found.append(np.flatnonzero(piece == _LINE_END) + start)
             start += len(piece)
         return np.concatenate(found)
-
-    @cached_property
-    def _special(self) -> Places:
-        """The places of control characters and backslashes."""
-        places, start = [], 0
-        for piece in pieces(self.letters[: -len(PADDING)]):
-            places.append(np.flatnonzero((piece < _FIRST_UNESCAPED) | (piece == _BACKSLASH)) + start)
-            start += len(piece)
-        return np.concatenate(places)
-
-    @property
-    def _controls(self) -> Places:
-        places: Places = self._special[self.letters[self._special] != _BACKSLASH]
-        return places
-
-    @cached_property
-    def _escapes(self) -> Places:
-        """The places after a backslash that begins an escape."""
-        places: Places = self._special[self.letters[self._special] == _BACKSLASH]
-        index = np.arange(len(places))
-        begins = np.ones(len(places), np.bool_)
-        begins[1:] = np.diff(places) > 1
-        # Of several backslashes in a row, the first, third … begin an escape.
-        in_row = index - np.maximum.accumulate(np.where(begins, index, 0))
-        escapes: Places = places[in_row % 2 == 0] + 1
-        return escapes
 
 
 def _is_utf8(content: bytes) -> bool:

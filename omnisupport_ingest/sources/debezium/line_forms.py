@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.debezium.column_texts import Column, NotOrdinary
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.flat_form import Flat
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
-from omnisupport_ingest.sources.debezium.json_walk import Slot, Walk
+from omnisupport_ingest.sources.debezium.json_walk import Slot, Step, Walk
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Places
 from omnisupport_ingest.sources.debezium.records import (
     OLD_KEY,
@@ -54,7 +54,6 @@ _TRANSACTION = {"id", "total_order", "data_collection_order"}
 _IMAGES = ("before", "after")
 _TWO_LSNS = re.compile(r'\[(?:null|"([0-9]+)")(, ?)(?:null|"([0-9]+)")\]')
 
-_Step = Callable[[Walk], None]
 Contracts = Mapping[TableName, TableContract]
 Document = Mapping[str, Any]
 
@@ -101,18 +100,13 @@ class Form:
     op: str | None
     compact: bool
     slots: tuple[str, ...]
-    steps: tuple[_Step, ...] = field(repr=False)
+    steps: Walk = field(repr=False)
     schema: RowSchema | None = field(default=None, repr=False)
 
     def walk(self, block: Block, lines: Places) -> tuple[Places, dict[str, Slot]]:
         """Return which of ``lines`` have this form, and their slots by name."""
-        walk = Walk(block, lines)
-        for step in self.steps:
-            if not len(walk.lines):
-                return walk.lines, {}
-            step(walk)
-        walk.end()
-        return walk.lines, {name: slot for name, slot in zip(self.slots, walk.slots, strict=True) if name}
+        kept, slots = self.steps.through(block, lines)
+        return kept, {name: slot for name, slot in zip(self.slots, slots, strict=True) if name}
 
 
 def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *, in_file: bool) -> Form:
@@ -254,17 +248,17 @@ def _contract_of(schema: str | None, table: str, contracts: Contracts) -> TableC
 
 
 class _FormBuilder:
-    """Splits a line into the steps of a walk."""
+    """Splits a line into the parts of a walk."""
 
     def __init__(self, columns: Mapping[str, Column], spacing: Spacing, sample: _Sample) -> None:
         self.slots: list[str] = []
         self._columns, self._spacing, self._sample = columns, spacing, sample
-        self._steps, self._letters = list[_Step](), b""
+        self._parts, self._letters = list[bytes | Step](), b""
 
-    def whole(self) -> tuple[_Step, ...]:
-        """Return the steps, in order."""
+    def whole(self) -> Walk:
+        """Return the parts, in order."""
         self._flush()
-        return tuple(self._steps)
+        return Walk(tuple(self._parts))
 
     def members(self, held: Mapping[str, Any], member: Callable[[str, Any], None]) -> None:
         """Add an object; ``member`` adds each of its values."""
@@ -309,9 +303,9 @@ class _FormBuilder:
         elif what == "sequence":
             self._sequence(value)
         elif what == OP:
-            self._slot(OP, Walk.text)
+            self._slot(OP, Step.TEXT)
         else:
-            self._slot(what if what == TOTAL_ORDER else f"source.{what}", Walk.whole)
+            self._slot(what if what == TOTAL_ORDER else f"source.{what}", Step.WHOLE)
 
     def _of_envelope(self, name: str, value: Any) -> None:
         if name in _IMAGES and value is not None:
@@ -321,9 +315,9 @@ class _FormBuilder:
         elif name == "transaction" and isinstance(value, dict) and value.keys() <= _TRANSACTION:
             self.members(value, self._of_transaction)
         elif name == OP:
-            self._slot(OP, Walk.text)
+            self._slot(OP, Step.TEXT)
         elif name in _WHOLE:
-            self._slot("", Walk.whole)
+            self._slot("", Step.WHOLE)
         elif value is None:
             self._same(None)
         else:
@@ -339,7 +333,7 @@ class _FormBuilder:
         if name == "sequence":
             self._sequence(value)
         elif name in _WHOLE:
-            self._slot(f"source.{name}", Walk.whole)
+            self._slot(f"source.{name}", Step.WHOLE)
         else:
             self._same(value)
 
@@ -357,36 +351,36 @@ class _FormBuilder:
                 self._letters += b"null"
             else:
                 self._letters += b'\\"'
-                self._slot(name, Walk.whole)
+                self._slot(name, Step.WHOLE)
                 self._letters += b'\\"'
         self._letters += b']"'
 
     def _of_transaction(self, name: str, _: Any) -> None:
         if name == "id":
-            self._slot("", Walk.text)
+            self._slot("", Step.TEXT)
         else:
-            self._slot(f"transaction.{name}", Walk.whole)
+            self._slot(f"transaction.{name}", Step.WHOLE)
 
     def _anything(self, _: str, value: Any) -> None:
         """Add a value that nothing is read from."""
         if isinstance(value, dict):
             self.members(value, self._anything)
         elif isinstance(value, str):
-            self._slot("", Walk.text)
+            self._slot("", Step.TEXT)
         elif type(value) is int:
-            self._slot("", Walk.whole)
+            self._slot("", Step.WHOLE)
         else:
             self._same(value)
 
     def _same(self, value: Any) -> None:
         self._letters += self._spacing.written(value)
 
-    def _slot(self, name: str, step: _Step) -> None:
+    def _slot(self, name: str, step: Step) -> None:
         self._flush()
         self.slots.append(name)
-        self._steps.append(step)
+        self._parts.append(step)
 
     def _flush(self) -> None:
-        if letters := self._letters:
-            self._steps.append(lambda walk: walk.expect(letters))
+        if self._letters:
+            self._parts.append(self._letters)
             self._letters = b""

@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA
+from omnisupport_ingest.sources.compiled import compiled_lines
 from omnisupport_ingest.sources.debezium import line_forms
 from omnisupport_ingest.sources.debezium.column_texts import Column, NotOrdinary
 from omnisupport_ingest.sources.debezium.faults import ValueFault
 from omnisupport_ingest.sources.debezium.handling import BY_POSITION, Handling
-from omnisupport_ingest.sources.debezium.json_walk import Slot, cut
+from omnisupport_ingest.sources.debezium.json_walk import Slot, cut, numbers
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Flags, Places
 from omnisupport_ingest.sources.debezium.line_forms import Form, form_of
 from omnisupport_ingest.sources.debezium.orders import Orders
@@ -83,7 +84,9 @@ class OrdinaryLines:
         others = np.arange(start, len(block))
         if self._orders.known not in (TRANSACTION, LSN) or self._handling.order != BY_POSITION:
             return [], others.tolist()
-        left = others[block.plain()[start:]]
+        if compiled_lines is None or not block.is_utf8:
+            return [], others.tolist()
+        left = others[block.stops[start:] > block.starts[start:]]
         taken: list[_Taken] = []
         forms = self._forms.setdefault(block.name, [])
         for form in forms:
@@ -285,7 +288,7 @@ class _Changes:
         if name not in self._numbers:
             slot = self.slots.get(name)
             self._numbers[name] = (
-                pa.nulls(len(self.lines), _WHOLE) if slot is None else cut(self.block, slot).cast(_WHOLE)
+                pa.nulls(len(self.lines), _WHOLE) if slot is None else numbers(self.block, slot)
             )
         return self._numbers[name]
 

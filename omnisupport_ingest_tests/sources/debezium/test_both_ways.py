@@ -19,7 +19,6 @@ from omnisupport_ingest.sources.debezium import column_texts, line_blocks, ordin
 from omnisupport_ingest.sources.debezium import lines as of_files
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.land import _Reading
-from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.lines import content_of
 from omnisupport_ingest.sources.debezium.unavailable import DISGUISES, PLACEHOLDER
 from omnisupport_ingest.sources.postgres.protocol import text_columns
@@ -306,23 +305,14 @@ def test_a_time_beyond_all_numbers_is_odd_and_no_other_time(ways: BothWays) -> N
 
 
 @pytest.mark.parametrize("largest", [700, 3000, 10_000])
-def test_nothing_is_looked_for_in_a_block_with_a_very_long_line(
+def test_a_block_with_a_very_long_line_is_read_line_by_line(
     ways: BothWays, monkeypatch: pytest.MonkeyPatch, largest: int
 ) -> None:
     monkeypatch.setattr(line_blocks, "LARGEST_BLOCK", largest)
-    found = vars(Block)["_special"]
-    special = found.func
-    looked_at: list[int] = []
-
-    def noted(block: Block) -> object:
-        looked_at.append(len(block.content))
-        return special(block)
-
-    monkeypatch.setattr(found, "func", noted)
     texts = ["", "x", 'a"\\' * 1000, "y", "z" * 9000, "", "\n" * 2000]
     lines = [compact(change("u", ROW | {"t": text}, order)) for order, text in enumerate(texts, 2)]
     many, single = ways.read([*lines, b"", lines[0] + b"\r"], 500)
-    assert many == single and 0 < max(looked_at) <= largest
+    assert many == single
 
 
 def test_a_difference_between_the_ways_is_seen(ways: BothWays, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,14 @@
 """Converts row changes to event columns, a block of changes at a time.
 
 With one Python object per change, capture would spend most of its time on objects. So the changes of a block
-are columns from the start, whatever their tables are: arithmetic over all changes finds their texts, and a
-few calls of Arrow build their keys and row images (``json_texts``). Irregular changes are converted one by
-one through ``row_events``, which defines what an event is; both ways give the same events.
+are columns from the start, whatever their tables are, and one compiled pass builds their keys and row images
+(``parsed_rows``). Irregular changes are converted one by one through ``row_events``, which defines what an
+event is; both ways give the same events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -20,32 +20,23 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Rows
-from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, RowTuples, UsedTables
+from omnisupport_ingest.sources.postgres.protocol.parsed_rows import Images, UsedTables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     PADDING,
-    Flags,
-    Irregular,
-    Letters,
+    Numbers,
     Positions,
     big_endian,
-    tuple_values,
 )
 from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOCH, from_microseconds
 
-_INSERT, _UPDATE, _DELETE = b"IUD"
-_NEW, _OLD_KEY, _OLD_ROW = b"NKO"
-_VALUES_AT_ONCE = 100_000
-"""Number of values that are converted at once: few enough to fit into the processor's caches."""
+_INSERT, _UPDATE = b"IU"
 
 _MICROSECOND = timedelta(microseconds=1)
 _MICROS_TO_2000 = (POSTGRES_EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
 
 _OPS = pa.array(["c", "u", "d"])
-_MARKER = WAL_DATA_HEADER + 5
-"""Offset of the letter that names a change's first tuple, which follows the kind and the table's oid."""
-
 _OVERHEAD = 100
 """Estimated bytes that an event takes in addition to its message."""
 
@@ -177,90 +168,50 @@ class _RowChanges:
 
     def tables(self) -> list[pa.Table]:
         """Return tables of events: of regular changes, and of changes that were converted one by one."""
-        letters = np.frombuffer(self._bytes, np.uint8)
-        kinds, markers = letters[self._starts + WAL_DATA_HEADER], letters[self._starts + _MARKER]
         oids, table_of = np.unique(
             big_endian(self._bytes, ">u4", self._starts + WAL_DATA_HEADER + 1), return_inverse=True
         )
-        schemas = [self._schemas.get(oid) for oid in oids.tolist()]
-        regular = np.array([each is not None for each in schemas])[table_of]
-        regular &= (
-            ((kinds == _INSERT) & (markers == _NEW))
-            | ((kinds == _UPDATE) & ((markers == _NEW) | (markers == _OLD_ROW)))
-            | ((kinds == _DELETE) & ((markers == _OLD_KEY) | (markers == _OLD_ROW)))
-        )
-        used = [each for each in schemas if each is not None]
-        tables = UsedTables(used, self._divisions_of([each.name for each in used]))
-        numbers = np.cumsum([each is not None for each in schemas]) - 1
-        parts = []
-        one_by_one = np.ones(len(self._starts), np.bool_)
-        rows = np.flatnonzero(regular)
-        values = np.cumsum(tables.counts[numbers[table_of[rows]]]) if len(rows) else rows
-        for some in np.split(rows, np.flatnonzero(np.diff(values // _VALUES_AT_ONCE)) + 1):
-            try:
-                while len(some):
-                    changes = self._parsed(tables, some, numbers[table_of[some]], kinds[some], markers[some])
-                    if changes.regular.all():
-                        part, kept = self._events(changes, some, kinds[some])
-                        parts.append(part)
-                        one_by_one[some[kept]] = False
-                        break
-                    some = some[changes.regular]
-            except (Irregular, pa.ArrowInvalid):
-                continue
-        parts = [part for part in parts if part.num_rows]
-        if not one_by_one.any():
-            return [_concatenated(parts)]
-        return [*parts, self._one_by_one(np.flatnonzero(one_by_one).tolist())]
+        known = [oid in self._schemas for oid in oids.tolist()]
+        schemas = [self._schemas[oid] for oid, is_known in zip(oids.tolist(), known, strict=True) if is_known]
+        numbers = np.where(known, np.cumsum(known) - 1, -1).astype(np.int32)[table_of]
+        tables = UsedTables(schemas, self._divisions_of([each.name for each in schemas]))
+        try:
+            images = tables.images(self._bytes, self._starts, self._ends, numbers)
+        except (pa.ArrowInvalid, OverflowError):
+            # One of the texts is not UTF-8, or all images are too much for one array.
+            return [self._one_by_one(range(len(self._starts)))]
+        if images.converted.all():
+            return [self._events(schemas, numbers, images)]
+        others = np.flatnonzero(~images.converted).tolist()
+        if len(others) == len(self._starts):
+            return [self._one_by_one(others)]
+        regular = self._events(schemas, numbers, images).filter(pa.array(images.converted))
+        return [regular, self._one_by_one(others)]
 
-    def _parsed(
-        self, tables: UsedTables, rows: Positions, table_of: Positions, kinds: Letters, markers: Letters
-    ) -> ParsedRows:
-        """Find the values of ``rows``: one tuple for each, or two (old row, new row) for some updates."""
-        letters, ends = np.frombuffer(self._bytes, np.uint8), self._ends[rows]
-        counts = tables.counts[table_of]
-        first = tuple_values(self._bytes, self._starts[rows] + _MARKER + 1, ends, counts)
-        both = (kinds == _UPDATE) & (markers == _OLD_ROW)
-        whole = first.whole & ((first.ends == ends) | both)
-        pairs = np.flatnonzero(both)
-        whole[pairs] &= letters[np.minimum(first.ends[pairs], ends[pairs])] == _NEW
-        second = tuple_values(self._bytes, first.ends[pairs] + 1, ends[pairs], counts[pairs])
-        whole[pairs] &= second.whole & (second.ends == ends[pairs])
-        is_old = np.concatenate((markers != _NEW, np.zeros(len(pairs), np.bool_)))
-        is_key = np.concatenate((markers == _OLD_KEY, np.zeros(len(pairs), np.bool_)))
-        row_of = np.concatenate((np.arange(len(rows)), pairs))
-        tuples = RowTuples(first.followed_by(second), row_of, is_old, is_key)
-        return ParsedRows(tables, table_of, tuples, whole)
-
-    def _events(self, changes: ParsedRows, rows: Positions, kinds: Letters) -> tuple[pa.Table, Flags]:
-        """Return the events of those ``rows`` whose key did not change, and flags (per row) for these."""
-        images = changes.images(self._bytes)
-        count, runs, tables = len(rows), self._run_of[rows], changes.tables
+    def _events(self, schemas: Sequence[RowSchema], table_of: Numbers, images: Images) -> pa.Table:
+        """Return an event for every change. Those of changes that were not converted mean nothing."""
+        count, runs = len(self._starts), self._run_of
         moments = pa.array(self._runs.commit_micros[runs] + _MICROS_TO_2000, pa.int64())
+        kinds = np.frombuffer(self._bytes, np.uint8)[self._starts + WAL_DATA_HEADER]
         ops = np.where(kinds == _INSERT, 0, np.where(kinds == _UPDATE, 1, 2))
-        table_of = pa.array(changes.table_of)
+        tables = pa.array(np.maximum(table_of, 0))
         columns = {
             "epoch": np.full(count, self._epoch, np.int32),
             "commit_lsn": self._runs.commit_lsns[runs],
-            "ordinal": self._ordinals[rows],
+            "ordinal": self._ordinals,
             "op": _OPS.take(pa.array(ops)),
             "source_ts": moments.view(EVENT_SCHEMA.field("source_ts").type),
             "tx_id": self._runs.xids[runs],
-            "lsn": self._lsns[rows],
-            "source_schema": pa.array([each.name[0] for each in tables.schemas]).take(table_of),
-            "source_table": pa.array([each.name[1] for each in tables.schemas]).take(table_of),
-            "key": images.key,
-            "before": images.before,
-            "after": images.after,
-            "unchanged": images.unchanged,
-            **images.divided,
+            "lsn": self._lsns,
+            "source_schema": pa.array([each.name[0] for each in schemas]).take(tables),
+            "source_table": pa.array([each.name[1] for each in schemas]).take(tables),
+            **images.columns,
         }
-        schema = DIVIDED_SCHEMA if images.divided else EVENT_SCHEMA
+        schema = DIVIDED_SCHEMA if "after_hidden" in images.columns else EVENT_SCHEMA
         arrays = [_column(columns.get(each.name), each.type, count) for each in schema]
-        part = pa.Table.from_arrays(arrays, schema=schema)
-        return (part, images.kept) if images.kept.all() else (part.filter(pa.array(images.kept)), images.kept)
+        return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _one_by_one(self, rows: list[int]) -> pa.Table:
+    def _one_by_one(self, rows: Iterable[int]) -> pa.Table:
         decoder = Decoder(schema.relation for schema in self._schemas.values())
         events: list[LandedEvent] = []
         for row in rows:

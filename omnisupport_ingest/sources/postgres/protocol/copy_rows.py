@@ -13,25 +13,18 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.sources.compiled import buffer_of, compiled_rows, texts_of
 from omnisupport_ingest.sources.postgres.protocol.copy_socket import copy_from_socket
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.postgres.protocol.text_columns import (
-    Flags,
-    Irregular,
-    Letters,
-    Positions,
-    escape,
-)
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Numbers
 from omnisupport_ingest.sources.postgres.protocol.transport import is_encrypted
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
@@ -46,16 +39,7 @@ BLOCK_BYTES = 6 * 1024 * 1024
 _VALUE = re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_QUOTE, _BACKSLASH, _LINE_END, _FIRST_PRINTABLE = ord('"'), ord("\\"), ord("\n"), ord(" ")
-_NULL, _VERTICAL_TAB = b"\\N", int.from_bytes(b"\\v", "little")
-
-_MOST_BACKSLASHES = 64
-"""Largest number of backslashes before a quote that are counted for all quotes at once."""
-
-_SEARCHED_BYTES = 128 * 1024
-"""Bytes that are searched at a time: few enough for all intermediate arrays to fit into the cache."""
-
-_MOST_BYTES = int(np.iinfo(np.int32).max)
+_QUOTE, _LINE_END = ord('"'), ord("\n")
 
 
 def parse_row(line: str) -> list[str | None]:
@@ -121,17 +105,29 @@ class CopiedRows:
 
 def rows_of(lines: bytes) -> int:
     """Return the number of rows in COPY's ``lines``."""
-    return int(np.count_nonzero(np.frombuffer(lines, np.uint8) == _LINE_END))
+    return lines.count(b"\n")
 
 
 def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
     """Convert COPY's ``lines`` of columns ``names``. ``key``: indexes of the key columns.
 
-    Converts all lines at once; one by one only if they do not look like output of COPY.
+    Converts all lines in one compiled pass; one by one only if they do not look like output of COPY.
     """
+    if compiled_rows is None:
+        return one_by_one(lines, names, key)
+    members = [orjson.dumps(name) + b":" for name in names]
+    places = np.cumsum([0, *map(len, members)]).astype(np.int32)
     try:
-        return _all_at_once(lines, names, key)
-    except (Irregular, pa.ArrowInvalid):
+        found = compiled_rows.convert_lines(lines, b"".join(members), places, np.array(key, np.int32))
+        if found is None:
+            return one_by_one(lines, names, key)
+        keys, images, starts, ends = found
+        count = rows_of(lines)
+        first, last = (np.frombuffer(buffer_of(each), np.int32).reshape(count, -1) for each in (starts, ends))
+        texts = texts_of(images, count)
+        return CopiedRows(texts_of(keys, count), texts, partial(_column, texts.buffers()[2], first, last))
+    except (pa.ArrowInvalid, OverflowError):
+        # A text is not UTF-8, or all images are too much for one array.
         return one_by_one(lines, names, key)
 
 
@@ -145,123 +141,16 @@ def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copied
     )
 
 
-def _all_at_once(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    literals = _literals(tuple(names))
-    values = _Values.of(lines, len(names), literals)
-    return CopiedRows(
-        values.joined(np.array(key, np.int64), np.minimum(np.arange(len(key)), 1) * 2, _CLOSE_ARRAY),
-        values.joined(slice(None), literals.of_columns, _CLOSE_OBJECT),
-        values.texts,
-    )
-
-
-_IN_ARRAYS = ['["', "[null", ',"', ",null"]
-_CLOSE_ARRAY, _CLOSE_OBJECT, _OF_COLUMNS = 4, 5, 6
-"""Numbers of literals: the two closing ones, and the first one for the column names."""
-
-
-class _Literals(NamedTuple):
-    """Literals: the JSON before and after values. ``content`` holds them all; ``starts``: where each begins.
-
-    There are two literals before a value: one for a text, and the next one for NULL. ``of_columns``: for each
-    column, number of its first literal in an object.
-    """
-
-    content: bytes
-    starts: npt.NDArray[np.int32]
-    of_columns: Positions
-
-
-@lru_cache(64)
-def _literals(names: tuple[str, ...]) -> _Literals:
-    members = [("," if number else "{") + orjson.dumps(name).decode() for number, name in enumerate(names)]
-    texts = [*_IN_ARRAYS, "]", "}", *(f"{each}:{value}" for each in members for value in ('"', "null"))]
-    content = [each.encode() for each in texts]
-    ends = np.cumsum([len(each) for each in content])
-    starts = np.concatenate(([0], ends[:-1])).astype(np.int32)
-    return _Literals(b"".join(content), starts, _OF_COLUMNS + 2 * np.arange(len(names)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """The values of rows in ``block``, escaped for JSON; each text is followed by a quote.
-
-    ``starts``, ``ends``, ``is_null`` and ``numbers`` have the shape rows × columns. ``numbers``: number of
-    each value's piece in ``pieces``. The first pieces are the literals. The piece of a text includes its
-    quote; the piece of NULL is empty.
-    """
-
-    block: bytearray
-    starts: Positions
-    ends: Positions
-    is_null: Flags
-    pieces: pa.StringArray
-    numbers: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, lines: bytes, columns: int, literals: _Literals) -> _Values:
-        """Cut COPY's ``lines`` into values. Raises ``Irregular`` if they do not have ``columns`` columns."""
-        block, ends, is_line_end = _escaped_for_json(lines, literals.content)
-        letters, first = np.frombuffer(block, np.uint8), len(literals.starts)
-        rows, rest = divmod(len(ends), columns)
-        line_ends = ends[columns - 1 :: columns]
-        if (
-            rest
-            or np.count_nonzero(is_line_end) != rows
-            or not is_line_end[columns - 1 :: columns].all()
-            or ends[-1] != len(block) - 1
-        ):
-            raise Irregular(f"lines that have not {columns} columns")
-        letters[line_ends] = _QUOTE
-        starts = np.empty_like(ends)
-        starts[0], starts[1:] = len(literals.content), ends[:-1] + 1
-        short = np.flatnonzero(ends - starts == len(_NULL))
-        nulls = short[(letters[starts[short]] == _NULL[0]) & (letters[starts[short] + 1] == _NULL[1])]
-        is_null = np.zeros(len(ends), np.bool_)
-        is_null[nulls] = True
-        # One piece per value, and one for the bytes between it and the next value.
-        offsets = np.empty(first + 2 * len(ends) + 1, np.int32)
-        offsets[:first] = literals.starts
-        offsets[first:-1:2], offsets[first + 1 : -1 : 2] = starts, ends + 1
-        offsets[first + 1 + 2 * nulls] = starts[nulls]
-        offsets[-1] = len(block)
-        numbers = np.arange(first, len(offsets) - 1, 2, dtype=np.int32)
-        shape = rows, columns
-        return cls(
-            block,
-            starts.reshape(shape),
-            ends.reshape(shape),
-            is_null.reshape(shape),
-            pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(block)),
-            numbers.reshape(shape),
-        )
-
-    def joined(self, columns: Positions | slice, literals: Positions, closing: int) -> pa.StringArray:
-        """Return the JSON of each row: its values in ``columns``, each after a literal, then ``closing``.
-
-        ``literals`` and ``closing`` are numbers of literals. Raises ``pa.ArrowInvalid`` if the result is not
-        UTF-8.
-        """
-        width = 2 * len(literals) + 1
-        found = np.empty((len(self.numbers), width), np.int32)
-        found[:, 0:-1:2] = literals
-        found[:, 0:-1:2] += self.is_null[:, columns]
-        found[:, 1::2] = self.numbers[:, columns]
-        found[:, -1] = closing
-        joined = pc.take(self.pieces, pa.array(found.reshape(-1)), boundscheck=False)
-        offsets = np.frombuffer(joined.buffers()[1], np.int32, found.size + 1)[::width].copy()
-        texts = pa.StringArray.from_buffers(len(found), pa.py_buffer(offsets), joined.buffers()[2])
-        texts.validate(full=True)
-        return texts
-
-    def texts(self, column: int) -> pa.StringArray:
-        """Return the values of ``column``; null for NULL."""
-        rows, is_null = len(self.starts), self.is_null[:, column]
-        offsets = np.empty(2 * rows + 1, np.int32)
-        offsets[0:-1:2], offsets[1::2] = self.starts[:, column], self.ends[:, column]
-        offsets[-1] = len(self.block)
-        cut = pa.StringArray.from_buffers(2 * rows, pa.py_buffer(offsets), pa.py_buffer(self.block))
-        return cut.take(pa.array(np.arange(0, 2 * rows, 2), mask=is_null if is_null.any() else None))
+def _column(images: pa.Buffer, starts: Numbers, ends: Numbers, column: int) -> pa.StringArray:
+    """Return the values of ``column``, in ``images`` from ``starts`` to ``ends`` (rows × columns)."""
+    begins, stops = starts[:, column], ends[:, column]
+    # An empty text is followed by its quote, NULL by ``null``.
+    is_null = (begins == stops) & (np.frombuffer(images, np.uint8)[begins] != _QUOTE)
+    # One piece per value, and one for the bytes between it and the next value.
+    offsets = np.empty(2 * len(begins) + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2], offsets[-1] = begins, stops, images.size
+    cut = pa.StringArray.from_buffers(2 * len(begins), pa.py_buffer(offsets), images)
+    return cut.take(pa.array(np.arange(0, 2 * len(begins), 2), mask=is_null if is_null.any() else None))
 
 
 class _WholeLines(io.RawIOBase):
@@ -294,75 +183,6 @@ class _WholeLines(io.RawIOBase):
         longest = int(np.diff(bounds).max())
         if longest > self._longest:
             raise RowTooLarge(longest, self._longest)
-
-
-def _escaped_for_json(lines: bytes, before: bytes) -> tuple[bytearray, Positions, Flags]:
-    """Convert COPY's escapes to JSON's; return the block, the ends of values, and flags for line ends.
-
-    The block is ``before`` followed by the converted ``lines``. Both formats write most escapes alike. The
-    letters that end values, and ``\\N``, are kept.
-    """
-    if _has_vertical_tab(lines):
-        # A text of PostgreSQL never contains NUL, so two NULs can stand for an escaped backslash meanwhile.
-        lines = lines.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
-    while True:
-        # Joined at once: to append would make room for the lines first, and copy what it has.
-        block = bytearray().join((before, lines))
-        if len(block) > _MOST_BYTES:
-            raise Irregular("a block that is too large")
-        letters = np.frombuffer(block, np.uint8)
-        ends = _ends(letters, len(before))
-        found = letters[ends]
-        is_line_end = found == _LINE_END
-        if np.count_nonzero(is_line_end) + np.count_nonzero(found == _QUOTE) == len(ends):
-            return block, ends, is_line_end
-        for letter in np.unique(found[~is_line_end & (found != _QUOTE)]).tolist():
-            lines = lines.replace(bytes([letter]), escape(chr(letter)).encode())
-
-
-def _has_vertical_tab(block: bytes) -> bool:
-    """Whether ``block`` contains ``\\v``. Compares two letters at a time, at even and at odd offsets."""
-    return any(
-        bool((np.frombuffer(block, "<u2", (len(block) - first) // 2, first) == _VERTICAL_TAB).any())
-        for first in (0, 1)
-        if len(block) - first >= 2
-    )
-
-
-def _ends(letters: Letters, first: int) -> Positions:
-    """Return the positions, from ``first`` on, of unescaped quotes and of control letters.
-
-    COPY escapes the quotes and the line ends within values. Raises ``Irregular`` if too many backslashes
-    precede a quote (``_MOST_BACKSLASHES``).
-    """
-    found = []
-    for start in range(first, len(letters), _SEARCHED_BYTES):
-        piece = letters[start : start + _SEARCHED_BYTES]
-        is_quote = piece == _QUOTE
-        escaped = letters[start - 1 : start - 1 + len(piece)] == _BACKSLASH
-        escaped &= is_quote
-        doubtful = letters[start - 2 : start - 2 + len(piece)] == _BACKSLASH
-        doubtful &= escaped
-        if doubtful.any():
-            _count_backslashes(letters, start, escaped, np.flatnonzero(doubtful))
-        ends = is_quote > escaped
-        ends |= piece < _FIRST_PRINTABLE
-        found.append(np.flatnonzero(ends) + start)
-    return np.concatenate(found)
-
-
-def _count_backslashes(letters: Letters, start: int, escaped: Flags, quotes: Positions) -> None:
-    """Correct ``escaped`` for ``quotes``, each preceded by at least two backslashes.
-
-    Both are relative to ``start``. An escaped backslash escapes nothing, so a quote is escaped if an odd
-    number of backslashes precedes it.
-    """
-    for count in range(2, _MOST_BACKSLASHES + 1):
-        escaped[quotes] ^= True
-        quotes = quotes[letters[start + quotes - count - 1] == _BACKSLASH]
-        if not len(quotes):
-            return
-    raise Irregular("very many backslashes before a quote")
 
 
 def _unescaped(value: str) -> str:

@@ -21,14 +21,14 @@ from typing import Self
 import numpy as np
 import psycopg2
 import psycopg2.errors
-import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, FRAME_HEADER
-from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, words
+from omnisupport_ingest.sources.compiled import compiled_rows
+from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, FRAME_HEADER, frame_bounds
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 
-_LINE_END, _ERROR, _READY = ord("\n"), ord("E"), ord("Z")
+_ERROR, _READY = ord("E"), ord("Z")
 _OTHER_FRAMES = frozenset(b"HcCNSA")
 """Letters of frames that a COPY may bring besides those of rows, errors and the end. They are ignored."""
 
@@ -51,7 +51,8 @@ _DISCARD_SECONDS = 30.0
 """How long the rest of an answer may take that nobody wants: by far longer than a page or a chunk takes."""
 
 _TIMEVAL = struct.Struct("@ll")
-_MOST_BYTES = int(np.iinfo(np.int32).max)
+_MOST_BYTES = 1 << 32
+"""More than the length of a frame can say."""
 
 
 def copy_from_socket(
@@ -92,39 +93,6 @@ def copy_from_socket(
 
 class _Closed(Exception):
     """Raised if the connection has been closed, or cannot be used any more."""
-
-
-def data_frames(data: bytearray, start: int, end: int) -> tuple[Positions, Positions]:
-    """Return where the rows start and end in the frames of rows that follow one another from ``start`` on and
-    are whole before ``end``.
-
-    A row ends with a line end and has no other. The length in a frame may have the same byte; then the frames
-    are followed one by one.
-    """
-    letters = np.frombuffer(data, np.uint8, end)
-    line_ends = np.flatnonzero(letters[start:] == _LINE_END) + (start + 1)
-    heads = np.concatenate((np.array([start], np.int64), line_ends))
-    heads = heads[heads <= end - FRAME_HEADER]
-    heads = heads[letters[heads] == COPY_DATA]
-    if not len(heads):
-        return heads, heads
-    ends = heads + 1 + words(data, ">u4")[heads + 1]
-    if heads[0] != start or (heads[1:] != ends[:-1]).any():
-        return followed_frames(data, start, end)
-    whole = len(ends) - int(ends[-1] > end)
-    return heads[:whole] + FRAME_HEADER, ends[:whole]
-
-
-def followed_frames(data: bytearray, start: int, end: int) -> tuple[Positions, Positions]:
-    """Follow the frames one by one. This function defines what ``data_frames`` returns."""
-    bounds, at = [start], start
-    while at <= end - FRAME_HEADER and data[at] == COPY_DATA:
-        at = _frame_end(data, at)
-        if at > end:
-            break
-        bounds.append(at)
-    found = np.array(bounds, np.int64)
-    return found[:-1] + FRAME_HEADER, found[1:]
 
 
 def _frame_end(data: bytearray, at: int) -> int:
@@ -193,12 +161,14 @@ class _Answer:
         while self._seen <= end - FRAME_HEADER:
             letter = data[self._seen]
             if letter == COPY_DATA:
-                starts, ends = data_frames(data, self._seen, end)
-                if not len(ends):
+                bounds = frame_bounds(data, self._seen, end, _MOST_BYTES, COPY_DATA)
+                if len(bounds) == 1:
+                    if _frame_end(data, self._seen) < self._seen + FRAME_HEADER:
+                        raise _Closed("a message without a length arrived in a COPY")
                     return
-                self._starts = np.concatenate((self._starts, starts))
-                self._ends = np.concatenate((self._ends, ends))
-                self._seen = int(ends[-1])
+                self._starts = np.concatenate((self._starts, bounds[:-1] + FRAME_HEADER))
+                self._ends = np.concatenate((self._ends, bounds[1:]))
+                self._seen = int(bounds[-1])
                 continue
             following = _frame_end(data, self._seen)
             if letter not in _OTHER_FRAMES and letter not in (_ERROR, _READY):
@@ -337,17 +307,10 @@ class _Socket:
 
 def _joined(data: bytearray, starts: Positions, ends: Positions) -> bytes:
     """Return the bytes between each of ``starts`` and its end, one after the other."""
-    at, end = int(starts[0]), int(ends[-1])
-    if len(starts) == 1 or end - at > _MOST_BYTES:
-        view, bounds = memoryview(data), zip(starts.tolist(), ends.tolist(), strict=True)
-        return b"".join([view[start:stop] for start, stop in bounds])
-    offsets = np.empty(2 * len(starts), np.int32)
-    offsets[0::2], offsets[1::2] = starts - at, ends - at
-    content = pa.py_buffer(memoryview(data)[at:end])
-    cut = pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), content])
-    rows = cut.take(pa.array(np.arange(0, len(offsets), 2)))
-    joined: bytes = rows.buffers()[2].to_pybytes()
-    return joined
+    if compiled_rows is not None:
+        return compiled_rows.join(data, starts, ends)
+    view, bounds = memoryview(data), zip(starts.tolist(), ends.tolist(), strict=True)
+    return b"".join([view[start:stop] for start, stop in bounds])
 
 
 def _error(content: bytes) -> psycopg2.Error:

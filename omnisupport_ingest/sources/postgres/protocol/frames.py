@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from omnisupport_ingest.sources.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, big_endian
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 
@@ -122,7 +123,7 @@ class Frames:
         self._max_bytes = None if max_row_bytes is None else max_row_bytes + _ROW_OVERHEAD
         self._data = bytearray(BUFFER_BYTES)
         self._at = self._filled = 0  # bytes not returned; ``_bounds``: of the whole frames in them
-        self._bounds = [0]
+        self._bounds = np.zeros(1, np.int64)
         self._next = self._count = 0
         self._other_frames: list[int] = []  # numbers of frames that are no row changes, descending
         self._kinds = np.zeros(0, np.uint8)  # letters of row changes, begins and commits; 0 of other frames
@@ -171,9 +172,8 @@ class Frames:
         end = self._other_frames[-1] if self._other_frames else self._count
         if end - first < _MIN_ROWS:
             return None
-        bounds = np.array(self._bounds[first : end + 1])
         start = self._at
-        bounds -= start
+        bounds = self._bounds[first : end + 1] - start
         self._next, self._at = end, start + int(bounds[-1])
         return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
 
@@ -199,7 +199,7 @@ class Frames:
         if len(begins) != len(commits) or (begins[1:] != commits[:-1] + 1).any():
             return None
         end, start = first + len(kinds), self._at
-        bounds = np.array(self._bounds[first : end + 1]) - start
+        bounds = self._bounds[first : end + 1] - start
         self._next, self._at = end, start + int(bounds[-1])
         while self._other_frames and self._other_frames[-1] < end:
             self._other_frames.pop()
@@ -236,7 +236,7 @@ class Frames:
             return self.pop()
         if self._other_frames and self._other_frames[-1] == number:
             self._other_frames.pop()
-        start, self._next, self._at = self._at, number + 1, self._bounds[number + 1]
+        start, self._next, self._at = self._at, number + 1, int(self._bounds[number + 1])
         if self._at < start + FRAME_HEADER:
             raise unknown_frame(self._data[start])
         return self._data[start], bytes(memoryview(self._data)[start + FRAME_HEADER : self._at])
@@ -260,20 +260,16 @@ class Frames:
         data, at, end, unpack = self._data, self._at, self._filled, _LENGTH.unpack_from
         longest = 1 << 32 if self._max_bytes is None else self._max_bytes + 4
         self._too_long_is_next = False
-        bounds = [at]
-        add, last = bounds.append, end - FRAME_HEADER
-        while at <= last:
+        bounds = frame_bounds(data, at, end, longest)
+        at = int(bounds[-1])
+        if at <= end - FRAME_HEADER:
+            # The frame that follows is not whole, or is too long.
             (length,) = unpack(data, at)
-            following = at + length + 1
-            if following > end or length > longest:
-                if data[at] not in _LETTERS:
-                    raise unknown_frame(data[at])
-                self._too_long_is_next = length > longest and len(bounds) > 1
-                if length > longest and not self._too_long_is_next:
-                    self._take_head(length - 4)
-                break
-            at = following
-            add(at)
+            if data[at] not in _LETTERS:
+                raise unknown_frame(data[at])
+            self._too_long_is_next = length > longest and len(bounds) > 1
+            if length > longest and not self._too_long_is_next:
+                self._take_head(length - 4)
         self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
         self._kinds = self._kinds_of_frames()
         # ``_kinds`` contains 0, begins, commits, and the letters of row changes, which are greater than
@@ -292,7 +288,7 @@ class Frames:
         if not self._count:
             return np.zeros(0, np.uint8)
         letters = np.frombuffer(self._data, np.uint8, self._filled)
-        bounds, last = np.array(self._bounds), self._filled - 1
+        bounds, last = self._bounds, self._filled - 1
         starts = bounds[:-1]
         sizes = bounds[1:] - starts - (FRAME_HEADER + WAL_DATA_HEADER)
         kinds = letters[np.minimum(starts + FRAME_HEADER + WAL_DATA_HEADER, last)]
@@ -302,6 +298,25 @@ class Frames:
         known &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
         known &= letters[starts] == COPY_DATA
         return np.where(known, kinds, np.uint8(0))
+
+
+def frame_bounds(data: bytearray, at: int, filled: int, longest: int, letter: int | None = None) -> Positions:
+    """Return where the whole frames of ``data`` from ``at`` to ``filled`` begin, and where the last one ends.
+
+    A frame of more than ``longest`` bytes after its letter is taken for the end. So is, if ``letter`` is
+    given, one of another letter or without a length.
+    """
+    if compiled_rows is not None:
+        wanted = -1 if letter is None else letter
+        return np.frombuffer(compiled_rows.find_frames(data, at, filled, longest, wanted), np.int64)
+    bounds, last, unpack = [at], filled - FRAME_HEADER, _LENGTH.unpack_from
+    while at <= last and letter in (None, data[at]):
+        (length,) = unpack(data, at)
+        if length > longest or at + length + 1 > filled or (letter is not None and length < 4):
+            break
+        at += length + 1
+        bounds.append(at)
+    return np.array(bounds, np.int64)
 
 
 def unknown_frame(letter: int) -> ProtocolViolation:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from functools import cached_property
 from typing import NamedTuple
 
 import orjson
@@ -16,7 +15,6 @@ import orjson
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.sources.postgres.protocol.json_texts import Literals
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     UNCHANGED,
     LogicalMessage,
@@ -175,11 +173,6 @@ class RowSchema:
         """The columns of the key: the contract's, else the one of the replica identity; may be none."""
         self.key_indexes = [self.names.index(name) for name in names]
         self._contracted = contract_key is not None
-
-    @cached_property
-    def literals(self) -> Literals:
-        """The literals before the values of a row image."""
-        return Literals.of_objects(self.names)
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
         """Return the key in ``values`` as JSON; None without a key. ``fallback`` replaces unsent values."""

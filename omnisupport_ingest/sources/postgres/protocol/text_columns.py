@@ -10,7 +10,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,14 @@ import pyarrow.compute as pc
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Letters = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int32]
 
 PADDING = bytes(8)
 """Appended to a block, so that reading a length stays within the block even if a row ends without one."""
 
 PIECE_BYTES = 1024 * 1024
 
-TUPLE_TEXT, TUPLE_NULL, TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
 _BACKSLASH = ord("\\")
-
 
 _KEPT_BYTES = 32 * 1024 * 1024
 _ARENAS = 2
@@ -51,78 +48,6 @@ def keep_freed_memory() -> None:
         mallopt(_ARENA_MAX, _ARENAS)
         if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
             pa.set_memory_pool(pa.system_memory_pool())
-
-
-class Irregular(ValueError):
-    """Raised when a block does not have the expected layout; the caller must then convert row by row."""
-
-
-@dataclass(frozen=True, slots=True)
-class TupleValues:
-    """The values of some tuples, one after another: ``kinds``, and ``starts`` and ``stops`` in the block.
-
-    The other arrays have one entry per tuple. ``first``: number of its first value. ``counts``: number of its
-    values. ``ends``: where it ends in the block. ``whole``: whether it has the expected layout; if not, its
-    values mean nothing.
-    """
-
-    kinds: Letters
-    starts: Positions
-    stops: Positions
-    first: Positions
-    counts: Positions
-    ends: Positions
-    whole: Flags
-
-    def followed_by(self, other: TupleValues) -> TupleValues:
-        """Return these values, followed by those of ``other``."""
-        if not len(other.counts):
-            return self
-        both = ((getattr(self, each), getattr(other, each)) for each in self.__slots__)
-        joined = TupleValues(*map(np.concatenate, both))
-        joined.first[len(self.first) :] += len(self.kinds)
-        return joined
-
-
-def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positions) -> TupleValues:
-    """Return the values of the TupleData that begin at ``at``.
-
-    Format: PostgreSQL manual, "Logical Replication Message Formats". ``counts``: number of columns of each
-    tuple, at least one. ``limits``: where each tuple must end at the latest. ``block`` must end with
-    ``PADDING``.
-    """
-    letters, lengths = np.frombuffer(block, np.uint8), words(block, ">u4")
-    first = np.cumsum(counts) - counts
-    total = int(counts.sum())
-    kinds, starts, stops = np.empty(total, np.uint8), np.empty(total, np.int64), np.empty(total, np.int64)
-    at = np.minimum(at, limits)
-    whole = (counts > 0) & (words(block, ">u2")[at] == counts)
-    ends = at + 2
-    active: Positions | None = None  # tuples with more columns; None: all
-    at, limit, index = ends, limits, first
-    for column in range(int(counts.max()) if total else 0):
-        column_counts = counts if active is None else counts[active]
-        going_on = column_counts > column
-        if not going_on.all():
-            tuples = np.arange(len(counts)) if active is None else active
-            ends[tuples] = at
-            active, at, limit, index = tuples[going_on], at[going_on], limit[going_on], index[going_on]
-        # Read nothing after the message. A tuple that is too long stays at its limit and is found below.
-        at = np.minimum(at, limit)
-        kind = letters[at]
-        is_text = kind == TUPLE_TEXT
-        # The length precedes the text. For other kinds, what is read there is ignored.
-        start = at + 1 + 4 * is_text
-        kinds[index], starts[index] = kind, start
-        at = start + lengths[at + 1] * is_text
-        stops[index] = at
-        index = index + 1
-    ends[slice(None) if active is None else active] = at
-    over = ends > limits
-    known = (kinds == TUPLE_TEXT) | (kinds == TUPLE_NULL) | (kinds == TUPLE_UNCHANGED)
-    if not known.all():
-        whole[np.repeat(np.arange(len(counts)), counts)[~known]] = False
-    return TupleValues(kinds, starts, stops, first, counts, ends, whole & ~over)
 
 
 def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:

@@ -17,14 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol import copy_socket
+from omnisupport_ingest.sources.postgres.protocol import copy_socket, frames
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_by_psycopg, copy_lines
-from omnisupport_ingest.sources.postgres.protocol.copy_socket import (
-    Rest,
-    copy_from_socket,
-    data_frames,
-    followed_frames,
-)
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Rest, copy_from_socket
+from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, frame_bounds
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
@@ -57,9 +53,12 @@ OTHERS = st.sampled_from([frame(b"N", b"notice\n\0"), frame(b"c", b""), frame(b"
 def test_frames_found_at_once_are_those_followed_one_by_one(stream: bytes, drawn: st.DataObject) -> None:
     end = drawn.draw(st.integers(0, len(stream)))
     start = drawn.draw(st.integers(0, min(end, 40)))
-    found = data_frames(bytearray(stream), start, end)
-    expected = followed_frames(bytearray(stream), start, end)
-    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    longest = drawn.draw(st.sampled_from([0, 9, 1 << 32]))
+    for letter in (None, COPY_DATA):
+        found = frame_bounds(bytearray(stream), start, end, longest, letter)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(frames, "compiled_rows", None)
+            assert found.tolist() == frame_bounds(bytearray(stream), start, end, longest, letter).tolist()
 
 
 @pytest.mark.parametrize("block_bytes", [1, 100, 5_000, 70_000, 6 * 1024 * 1024])

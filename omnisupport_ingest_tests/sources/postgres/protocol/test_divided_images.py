@@ -79,7 +79,7 @@ def test_divided_images_land_as_whole_ones_do(encrypting: EncryptedLanding, step
 def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
     encrypting: EncryptedLanding,
 ) -> None:
-    ada = 'ada "\\\n'
+    ada = 'ada.l "\\\n'
     steps = [
         Step(encoded(b"I", COMMENTS, (b"N", ["1", "7", ada]))),
         Step(encoded(b"U", AGENTS, (b"O", ["h", ada, None]), (b"N", ["h", None, ada]))),
@@ -97,7 +97,7 @@ def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
     ]
     landed = encrypting(events)
     assert landed.schema.names == DIVIDED_SCHEMA.names[:-4]
-    assert "ada" not in repr(landed.select(["after"]).to_pydict())
+    assert "ada.l" not in repr(landed.select(["after"]).to_pydict())
 
 
 def test_the_contracts_are_looked_at_once_for_a_block_of_many_tables(tmp_path: Path) -> None:

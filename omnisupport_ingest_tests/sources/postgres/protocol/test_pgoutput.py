@@ -62,17 +62,21 @@ COPIED = (
 )
 
 
-@given(st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8), st.integers(1, 12))
+@given(
+    st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8), st.none() | st.integers(1000, 1030)
+)
 def test_copied_lines_all_at_once_are_what_each_is_alone(
-    rows: list[tuple[str | None, ...]], searched_bytes: int
+    rows: list[tuple[str | None, ...]], long: int | None
 ) -> None:
     names = ("id", 'a "b"', "größe")
+    if long is not None:
+        # Escapes lie across what is read at a time.
+        rows = [(*row[:2], "x" * long + (row[2] or "")) for row in rows]
     lines = ['"'.join(map(copied, row)).encode() + b"\n" for row in rows]
     assert [tuple(parse_row(line.decode()[:-1])) for line in lines] == rows
     with pytest.MonkeyPatch.context() as patch:
-        # Escapes lie across what is searched at a time.
-        patch.setattr(copy_rows, "_SEARCHED_BYTES", searched_bytes)
-        found = copy_rows._all_at_once(b"".join(lines), names, [2, 0])
+        patch.delattr(copy_rows, "one_by_one")
+        found = copied_rows(b"".join(lines), names, [2, 0])
     keys, images = found.keys, found.images
     assert keys.to_pylist() == [row_key([row[2], row[0]]) for row in rows]
     assert images.to_pylist() == [row_image(names, list(row)) for row in rows]
@@ -82,7 +86,7 @@ def test_copied_lines_all_at_once_are_what_each_is_alone(
         assert [escape(value) for value in alone.texts(column).to_pylist()] == found.texts(column).to_pylist()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 31])
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 500, 1024])
 def test_backslashes_before_a_quote_say_whether_it_ends_a_value(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,13 +96,6 @@ def test_backslashes_before_a_quote_say_whether_it_ends_a_value(
         found = copied_rows(lines, names, [1])
     assert found.images.to_pylist() == [row_image(names, row)] * 2
     assert found.keys.to_pylist() == [row_key(row[1:2])] * 2
-
-
-@pytest.mark.parametrize("count", [32, 33, 500])
-def test_lines_with_very_many_backslashes_are_read_one_by_one(count: int) -> None:
-    lines, names, row = rows_with_backslashes(count)
-    found = copied_rows(lines, names, [1])
-    assert found.images.to_pylist() == [row_image(names, row)] * 2
 
 
 def rows_with_backslashes(count: int) -> tuple[bytes, tuple[str, ...], list[str | None]]:
@@ -113,12 +110,10 @@ def escape(value: str | None) -> str | None:
 
 
 @pytest.mark.parametrize("column", [0, 1, 2])
-def test_lines_of_more_than_a_piece_are_read_all_at_once(
-    column: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_values_are_read_all_at_once(column: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[list[str | None]] = [[f'{n}\n"\v', None, "\x01"] for n in range(7)]
     for n, row in enumerate(rows):
-        row[column] = chr(ord("a") + n) * (copy_rows._SEARCHED_BYTES // 3 + n)
+        row[column] = chr(ord("a") + n) * (100_000 + n)
     lines = b"".join('"'.join(map(copied, row)).encode() + b"\n" for row in rows)
     with monkeypatch.context() as patch:
         patch.delattr(copy_rows, "one_by_one")

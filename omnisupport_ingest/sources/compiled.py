@@ -1,0 +1,88 @@
+"""The compiled functions that read changes, rows and lines, if they are installed.
+
+They are compiled when the package is installed on a machine with a C compiler; a built wheel has them.
+Without them every row is converted by the exact way in Python, with the same result, at several times the
+processor time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import pyarrow as pa
+
+Bytes = bytes | bytearray | npt.NDArray[Any]
+"""What the functions read. An array must be contiguous, of the type that the function names."""
+
+Memory = tuple[object, int, int]
+"""A block of memory that a compiled function made: who owns it, its address, its size in bytes."""
+
+Column = tuple[Memory, Memory, Memory | None]
+"""A column of texts: offsets (int32), content, and the bits of those that are not null (None: all)."""
+
+
+class CompiledRows(Protocol):
+    """The functions of ``compiled_rows.c``, which says what each does. They check all arguments."""
+
+    def find_frames(self, data: Bytes, at: int, filled: int, longest: int, letter: int, /) -> bytes: ...
+
+    def join(self, data: Bytes, starts: Bytes, ends: Bytes, /) -> bytes: ...
+
+    def convert_changes(self, *arguments: Bytes | bool) -> tuple[bytes, tuple[Column, ...], bytes, bytes]: ...
+
+    def convert_lines(
+        self, lines: Bytes, names: Bytes, name_at: Bytes, key: Bytes, /
+    ) -> tuple[Column, Column, Memory, Memory] | None: ...
+
+
+class CompiledLines(Protocol):
+    """The functions of ``compiled_lines.c``, which says what each does. They check all arguments."""
+
+    def walk(
+        self,
+        content: Bytes,
+        starts: Bytes,
+        stops: Bytes,
+        lines: Bytes,
+        steps: Bytes,
+        texts: Bytes,
+        text_at: Bytes,
+        /,
+    ) -> tuple[Memory, Memory, Memory, Memory, int]: ...
+
+    def cut(self, content: Bytes, begins: Bytes, ends: Bytes, is_null: Bytes, inside: int, /) -> Column: ...
+
+    def numbers(self, content: Bytes, begins: Bytes, ends: Bytes, is_null: Bytes, /) -> Memory: ...
+
+
+def _installed(module: str) -> Any:
+    """Return a compiled module of ``sources``; None if it was installed without a C compiler."""
+    try:
+        return import_module(f"omnisupport_ingest.sources.{module}")
+    except ImportError:
+        return None
+
+
+compiled_rows: CompiledRows | None = _installed("postgres.protocol.compiled_rows")
+compiled_lines: CompiledLines | None = _installed("debezium.compiled_lines")
+
+
+def texts_of(column: Column, count: int, *, is_utf8: bool = False) -> pa.StringArray:
+    """Return ``column``, of ``count`` texts, as an array.
+
+    ``is_utf8``: all texts are known to be UTF-8. Otherwise raises ``pa.ArrowInvalid`` if one is not.
+    """
+    offsets, content, valid = column
+    validity = None if valid is None else buffer_of(valid)
+    texts = pa.StringArray.from_buffers(count, buffer_of(offsets), buffer_of(content), validity)
+    if not is_utf8:
+        texts.validate(full=True)
+    return texts
+
+
+def buffer_of(memory: Memory) -> pa.Buffer:
+    """Return ``memory`` as a buffer, which keeps its owner."""
+    owner, address, size = memory
+    return pa.foreign_buffer(address, size, owner)
