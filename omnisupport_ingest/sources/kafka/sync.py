@@ -6,7 +6,9 @@ of all partitions move in one step: when the manifest exists. If a partition can
 topic, a record that must not land), it alone stops; the others continue, and the report says so. Only where
 two lives of a connector meet do all of them stop.
 
-Memory: the records of one round (``batch_rows``, 64 MiB) and the client's own queue.
+While a round lands, the next records are taken from the client.
+
+Memory: the records of one round (``batch_rows``, 64 MiB), as many that wait, and the client's own queue.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from omnisupport_ingest.sources.kafka.offsets import (
     landed_offsets,
     out_of_range,
 )
+from omnisupport_ingest.sources.kafka.read_ahead import ReadAhead
 from omnisupport_ingest.sources.kafka.record_columns import Records, runs_of
 from omnisupport_ingest.sources.kafka.records import Round, RoundReading, StopsHere
 from omnisupport_ingest.sources.kafka.two_lives import TwoLives, waits
@@ -50,7 +53,7 @@ ROUND_BYTES = 64 * 1024 * 1024
 """Most bytes of records that are held before they land."""
 
 _AT_ONCE = 5_000
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 
 
 @dataclass
@@ -138,6 +141,7 @@ class _Sync:
         self._epoch: int | None = None
         self._rows = self._bytes = 0
         self._heard = time.monotonic()
+        self._ahead = ReadAhead(self._consume, ROUND_BYTES)
 
     def run(self) -> KafkaReport:
         held, unread = self._cluster.held_of_readable()
@@ -148,16 +152,17 @@ class _Sync:
         self._assign(held)
         self._heard, read_all = time.monotonic(), False
         try:
-            while not self._into.stopped():
-                self._take(self._cluster.consume(min(_AT_ONCE, self._into.batch_rows), _POLL_SECONDS))
-                if all(each.ended for each in self._open.values()):
-                    read_all = True
-                    break
-                if self._rows >= self._into.batch_rows or self._bytes >= ROUND_BYTES:
-                    self._land()
-                    # The time that landing takes does not count as silence of the cluster.
-                    self._heard = time.monotonic()
-                self._check_patience()
+            with self._ahead as ahead:
+                while not self._into.stopped():
+                    self._take(ahead.take())
+                    if all(each.ended for each in self._open.values()):
+                        read_all = True
+                        break
+                    if self._rows >= self._into.batch_rows or self._bytes >= ROUND_BYTES:
+                        self._land()
+                        # The time that landing takes does not count as silence of the cluster.
+                        self._heard = time.monotonic()
+                    self._check_patience()
         except KafkaUnreachable:
             self._land()
             raise
@@ -166,6 +171,9 @@ class _Sync:
         if self._report.finished and self._into.ways.new_epoch and not self._report.batches:
             self._report.faults.append(self._nothing_begun())
         return self._report
+
+    def _consume(self) -> Sequence[Message]:
+        return self._cluster.consume(min(_AT_ONCE, self._into.batch_rows), _POLL_SECONDS)
 
     def _leave_out(self, unread: Mapping[Partition, IngestError]) -> None:
         """Report why the partitions ``unread`` are not read in this sync.
@@ -263,7 +271,7 @@ class _Sync:
 
         of = self._open[place]
         of.ended, of.stopped, of.at_end = True, True, False
-        self._cluster.consumer.pause([TopicPartition(*place)])
+        self._ahead.between(lambda: self._cluster.consumer.pause([TopicPartition(*place)]))
 
     def _check_patience(self) -> None:
         waited = time.monotonic() - self._heard
@@ -373,5 +381,10 @@ class _Sync:
         from confluent_kafka import KafkaException, TopicPartition
 
         offsets = [TopicPartition(*place, each.next) for place, each in self._open.items()]
-        with failpoint("kafka.mirror"), suppress(KafkaException):
-            self._cluster.consumer.commit(offsets=offsets, asynchronous=True)
+
+        def commit() -> None:
+            with suppress(KafkaException):
+                self._cluster.consumer.commit(offsets=offsets, asynchronous=True)
+
+        with failpoint("kafka.mirror"):
+            self._ahead.between(commit)
