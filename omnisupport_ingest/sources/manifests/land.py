@@ -37,7 +37,7 @@ from omnisupport_ingest.sources.manifests.examine import (
 )
 from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, records
 from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, sha256_of
-from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots
+from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots, window_of_snapshot
 from omnisupport_ingest.sources.manifests.policies import BACKFILL, FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
@@ -235,9 +235,10 @@ class _Unit:
         self._by_cursor = self._cursor is not None and seed.load_mode != FULL_SNAPSHOT
         self._snapshots: LandedSnapshots | None = None
         self._window: str | None = None
+        if not self._by_cursor:
+            self._window = window_of_snapshot(moment, store.watermark_until(self._epoch), inlet.grid)
         if self._cursor is None:
             table, landed = seed.contract.full_name, LandedSnapshots.of(store, self._epoch)
-            self._window = landed.window_of(moment, inlet.grid)
             self._snapshots = landed.with_one(table, moment) if ends else landed
             self._complete = self._snapshots.complete({table, *inlet.tables})
 
@@ -273,7 +274,8 @@ class _Unit:
             grid, now = self._inlet.grid, self._inlet.clock()
             if window is None and self._by_cursor:
                 window = RowWindows(grid, now).of(event.source_ts)
-            writer.add_to(window or grid.key_of(max(event.source_ts, grid.first), now), event)
+            window = window or self._window or grid.key_of(max(event.source_ts, grid.first), now)
+            writer.add_to(window, event)
         elif self._window is not None:
             writer.add_to(self._window, event)
         else:

@@ -17,7 +17,7 @@ from omnisupport_ingest.contracts.load import Contracts, load_contracts
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.manifests.land import Inlet, SeedRefused, land
-from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots
+from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots, window_of_snapshot
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 from omnisupport_ingest_tests.sources.manifests.deliveries import content
@@ -233,11 +233,10 @@ deliveries = st.lists(st.tuples(st.sampled_from([LEGACY, SECOND]), moments), max
 def test_whatever_comes_in_whatever_order_no_delivery_lands_in_a_window_that_has_ended(
     delivered: list[tuple[str, datetime]],
 ) -> None:
-    landed, tables = LandedSnapshots(), (LEGACY, SECOND)
+    landed, tables, before = LandedSnapshots(), (LEGACY, SECOND), None
     latest: dict[str, datetime] = {}
     for table, moment in delivered:
-        window = landed.window_of(moment, GRID) or GRID.key_of(moment, moment)
-        before = landed.watermark
+        window = window_of_snapshot(moment, before, GRID) or GRID.key_of(moment, moment)
         assert before is None or GRID.end_of(window) > before
         assert GRID.start_of(window) >= GRID.truncate(moment)
         landed = landed.with_one(table, moment)
@@ -245,4 +244,4 @@ def test_whatever_comes_in_whatever_order_no_delivery_lands_in_a_window_that_has
         complete = landed.complete(tables)
         assert complete == (min(latest.values()) if len(latest) == 2 else None)
         assert before is None or complete is None or complete >= before
-        landed = LandedSnapshots(landed.moments, complete or before)
+        before = complete or before
