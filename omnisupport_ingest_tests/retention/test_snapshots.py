@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.checks.lake_checks import tables_fresh
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
@@ -188,6 +189,23 @@ def test_a_table_that_comes_seldom_keeps_all_of_its_source_and_loses_nothing(
     assert reasons(at, SOURCE) == {}
     before = shown(at, SOURCE)
     assert made_again(at, SOURCE, spark) == before
+
+
+@pytest.mark.slow
+def test_only_a_contract_says_how_old_a_delivered_table_may_be(tmp_path: Path, spark: SparkSession) -> None:
+    home = Nights(tmp_path)
+    home.deliver({1: "one"}, on(2), now=on(2, 3))
+    take_all(home.workspace, SOURCE, spark)
+    found = tables_fresh(home.workspace, SOURCE, on(20))["legacy_tickets"]
+    assert found.passed and "lag_seconds" not in found.numbers
+    path = tmp_path / "contracts" / "legacy_tickets.json"
+    document = json.loads(path.read_text())
+    document["x-cdc"]["quality"] = {"freshness": {"max_lag": "PT26H"}}
+    path.write_text(json.dumps(document))
+    at = Workspace.open(home.workspace.settings)
+    assert tables_fresh(at, SOURCE, on(3))["legacy_tickets"].passed
+    missed = tables_fresh(at, SOURCE, on(4))["legacy_tickets"]
+    assert not missed.passed and "2 days behind" in missed.summary
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from omnisupport_ingest.sources.manifests.land import Inlet, SeedRefused, land
 from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots, window_of_snapshot
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest.windows import WindowGrid, WindowSize
-from omnisupport_ingest_tests.sources.manifests.deliveries import content
+from omnisupport_ingest_tests.sources.manifests.deliveries import content, delivery, events, inlet, ticket
 
 SOURCE = "support_files"
 GRID = WindowGrid(WindowSize(60), datetime(2026, 11, 1, tzinfo=UTC))
@@ -245,3 +245,41 @@ def test_whatever_comes_in_whatever_order_no_delivery_lands_in_a_window_that_has
         assert complete == (min(latest.values()) if len(latest) == 2 else None)
         assert before is None or complete is None or complete >= before
         before = complete or before
+
+
+def test_a_snapshot_of_a_table_with_a_cursor_moves_the_watermark_if_it_states_its_moment(
+    tmp_path: Path,
+) -> None:
+    into = inlet(tmp_path)
+
+    def snapshot(name: str, *rows: dict[str, Any], **more: Any) -> Manifest:
+        (batch,) = land(delivery(tmp_path, "full_snapshot", list(rows), name=name, **more), into).batches
+        return batch
+
+    assert snapshot("unsaid.jsonl", ticket(1)).arrival.watermark is None
+    first = snapshot("first.jsonl", ticket(1), as_of="2026-04-19T00:00:00Z")
+    assert first.arrival.watermark == datetime(2026, 4, 19, tzinfo=UTC)
+    assert first.windows == ("2026-04-19T0000",)
+    assert first.file is not None and first.file.snapshots is None
+    # An older one stands below it, as its moment says, in a window that takes it in.
+    older = snapshot("older.jsonl", ticket(2), ticket(3), as_of="2026-04-17T00:00:00Z")
+    assert older.windows == ("2026-04-19T0000",) and older.arrival.watermark == first.arrival.watermark
+    assert older.files[0].last < first.files[0].first
+    later = snapshot("later.jsonl", ticket(1), ticket(2), as_of="2026-04-20T00:00:00Z")
+    assert later.windows == ("2026-04-20T0000",)
+    # Another delivery of its moment meets positions of that moment where they have landed first.
+    again = snapshot("again.jsonl", ticket(2, status="resolved"), ticket(5), as_of="2026-04-17T00:00:00Z")
+    assert again.windows == ("2026-04-19T0000", "2026-04-20T0000")
+    windows: dict[tuple[int, str], set[str]] = {}
+    for event in events(into):
+        windows.setdefault((event["ordinal"], event["identity"]), set()).add(event["window"])
+    assert all(len(each) == 1 for each in windows.values())
+
+
+@pytest.mark.parametrize("why", ["of several tables", "not whole"])
+def test_a_snapshot_that_does_not_say_all_of_its_source_moves_nothing(tmp_path: Path, why: str) -> None:
+    into = inlet(tmp_path, alone=why == "not whole")
+    rows = [ticket(1), ticket(2) | ({"ticket_id": None} if why == "not whole" else {})]
+    more = {"as_of": "2026-04-19T00:00:00Z", "gates": {"schema": "quarantine"}}
+    (batch,) = land(delivery(tmp_path, "full_snapshot", rows, **more), into).batches
+    assert batch.arrival.watermark is None
