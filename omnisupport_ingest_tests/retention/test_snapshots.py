@@ -21,6 +21,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.manifests.land import Inlet, land
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest.windows import KEY_FORMAT, WindowSize
+from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.retention.given_up import (
     KEPT,
     give_up,
@@ -64,6 +65,14 @@ class Nights:
         self, rows: dict[int, str], as_of: datetime | None, *, table: str = "legacy_tickets", now: datetime
     ) -> Manifest:
         """Land ``rows``, subjects by number, as all of ``table``."""
+        path, contracts = self.written(rows, as_of, table), self.workspace.contracts
+        names = frozenset(each.full_name for each in contracts.of_source(SOURCE))
+        store = self.workspace.landing(SOURCE)
+        into = Inlet(store, self.workspace.grid, clock=lambda: now, tables=names)
+        return land(load_manifest(path, contracts), into).batches[0]
+
+    def written(self, rows: dict[int, str], as_of: datetime | None, table: str) -> Path:
+        """Write a delivery of ``rows``; return its manifest."""
         self.number += 1
         data = self.folder / f"{self.number}.jsonl"
         data.write_bytes(content([_row(*each) for each in rows.items()], ".jsonl"))
@@ -74,11 +83,7 @@ class Nights:
         document |= {} if as_of is None else {"as_of": as_of.isoformat()}
         path = self.folder / f"{self.number}.json"
         path.write_text(json.dumps(document))
-        contracts = self.workspace.contracts
-        names = frozenset(each.full_name for each in contracts.of_source(SOURCE))
-        store = self.workspace.landing(SOURCE)
-        into = Inlet(store, self.workspace.grid, clock=lambda: now, tables=names)
-        return land(load_manifest(path, contracts), into).batches[0]
+        return path
 
     def rows(self, spark: SparkSession, table: str = "legacy_tickets") -> dict[int, tuple[str, bool]]:
         """Subject of each row in the dimension, and whether it is alive."""
@@ -226,3 +231,27 @@ def test_deleted_rows_of_full_snapshots_are_purged(tmp_path: Path, spark: SparkS
     assert home.rows(spark)[2] == ("back", True)
     before = shown(at, SOURCE)
     assert made_again(at, SOURCE, spark) == before
+
+
+def test_the_command_line_names_the_tables_that_hold_the_watermark(tmp_path: Path) -> None:
+    tables = "legacy_tickets", "second_tickets"
+    home = Nights(tmp_path, *tables)
+    now = datetime.now(UTC).replace(microsecond=0)
+    settings = home.workspace.settings
+    with environment(home=str(settings.home), contracts_dir=str(settings.contracts_dir)):
+
+        def loaded(table: str, as_of: datetime) -> str:
+            done = command("manifest", "load", str(home.written({1: "one"}, as_of, table)))
+            assert done.code == 0, done.output
+            return command("retention", "plan", "--source", SOURCE).out
+
+        shown = loaded(tables[0], now - timedelta(hours=3))
+        assert "it has no watermark" in shown
+        assert "its watermark waits for a whole delivery of files.second_tickets" in shown
+        shown = loaded(tables[1], now - timedelta(hours=2))
+        assert "it has no watermark" not in shown
+        assert "its watermark waits for a whole delivery of files.legacy_tickets" in shown
+        (document,) = json.loads(command("retention", "plan", "--source", SOURCE, "--json").out)
+        assert document["watermark"] == (now - timedelta(hours=3)).isoformat()
+        assert document["watermark_held_by"] == ["files.legacy_tickets"]
+        assert "its watermark waits" not in loaded(tables[0], now - timedelta(hours=2))

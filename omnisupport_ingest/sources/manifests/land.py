@@ -238,7 +238,7 @@ class _Unit:
         if not self._by_cursor:
             self._window = window_of_snapshot(moment, store.watermark_until(self._epoch), inlet.grid)
         if self._cursor is None:
-            table, landed = seed.contract.full_name, LandedSnapshots.of(store, self._epoch)
+            table, landed = seed.contract.full_name, LandedSnapshots.of(store)
             self._snapshots = landed.with_one(table, moment) if ends else landed
             self._complete = self._snapshots.complete({table, *inlet.tables})
 

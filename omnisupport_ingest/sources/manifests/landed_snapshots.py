@@ -32,13 +32,13 @@ class LandedSnapshots:
     moments: Mapping[str, datetime] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, store: LandingStore, epoch: int) -> Self:
-        """Return those that have landed in ``store`` until ``epoch``. Nothing may land meanwhile."""
+    def of(cls, store: LandingStore) -> Self:
+        """Return those that have landed in ``store``. Before a delivery lands, hold its lock."""
         last = max(
             (
                 Position(each.epoch, Lsn(0), each.file_ordinal)
                 for each in store.epoch_standings()
-                if each.epoch <= epoch and each.file_ordinal is not None
+                if each.file_ordinal is not None
             ),
             default=None,
         )
@@ -57,6 +57,15 @@ class LandedSnapshots:
         if not all(each in self.moments for each in tables):
             return None
         return min((self.moments[each] for each in tables), default=None)
+
+    def holding(self, tables: Collection[str]) -> list[str]:
+        """Return which of ``tables`` hold the watermark: those without a moment, else those with the lowest.
+        Empty if all are equal."""
+        complete = self.complete(tables)
+        if complete is None:
+            return sorted(each for each in tables if each not in self.moments)
+        found = sorted(each for each in tables if self.moments[each] == complete)
+        return found if len(found) < len(tables) else []
 
 
 def window_of_snapshot(moment: datetime, watermark: datetime | None, grid: WindowGrid) -> str | None:
