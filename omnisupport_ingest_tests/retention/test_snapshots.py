@@ -31,7 +31,7 @@ from omnisupport_ingest_tests.retention.given_up import (
     shown,
     take_all,
 )
-from omnisupport_ingest_tests.sources.manifests.deliveries import content
+from omnisupport_ingest_tests.sources.manifests.deliveries import as_before, content
 
 SOURCE = "support_files"
 FIRST = datetime(2026, 11, 1, tzinfo=UTC)
@@ -194,6 +194,30 @@ def test_a_table_that_comes_seldom_keeps_all_of_its_source_and_loses_nothing(
     assert reasons(at, SOURCE) == {}
     before = shown(at, SOURCE)
     assert made_again(at, SOURCE, spark) == before
+
+
+@pytest.mark.slow
+def test_a_home_of_an_earlier_version_gives_nothing_up_before_its_next_delivery(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    home = Nights(tmp_path)
+    for day in (2, 3, 22):
+        batch = home.deliver({1: "one", day: "of the day"}, on(day), now=on(day, 3))
+        as_before(home.workspace.landing(SOURCE).folder, batch)
+        home.workspace = Workspace.open(home.workspace.settings)
+    at = home.workspace
+    take_all(at, SOURCE, spark)
+    before = home.rows(spark)
+    assert plan_retention(at, SOURCE).watermark is None and plan_retention(at, SOURCE).doomed == ()
+
+    # Their facts are frozen: none of them becomes late by the watermark that begins now.
+    home.deliver({1: "one", 22: "of the day", 23: "of the day"}, on(23), now=on(23, 3))
+    take_all(at, SOURCE, spark)
+    assert home.rows(spark) == before | {23: ("of the day", True)}
+    planned = give_up(at, SOURCE)
+    assert {each.window for each in planned.of(RAW)} == {window_of(2), window_of(3)}
+    before_that = shown(at, SOURCE)
+    assert made_again(at, SOURCE, spark) == before_that
 
 
 @pytest.mark.slow

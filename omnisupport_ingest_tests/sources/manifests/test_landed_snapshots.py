@@ -20,7 +20,14 @@ from omnisupport_ingest.sources.manifests.land import Inlet, SeedRefused, land
 from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots, window_of_snapshot
 from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
 from omnisupport_ingest.windows import WindowGrid, WindowSize
-from omnisupport_ingest_tests.sources.manifests.deliveries import content, delivery, events, inlet, ticket
+from omnisupport_ingest_tests.sources.manifests.deliveries import (
+    as_before,
+    content,
+    delivery,
+    events,
+    inlet,
+    ticket,
+)
 
 SOURCE = "support_files"
 GRID = WindowGrid(WindowSize(60), datetime(2026, 11, 1, tzinfo=UTC))
@@ -204,25 +211,14 @@ def test_one_before_the_home_is_refused_as_before(tmp_path: Path) -> None:
 def test_batches_of_an_earlier_version_have_no_watermark_until_the_next_delivery(tmp_path: Path) -> None:
     desk = Desk(tmp_path, (LEGACY, SECOND))
     for table in desk.tables:
-        _as_before(desk, desk.deliver(1, as_of=at(10), table=table))
+        as_before(desk.store.folder, desk.deliver(1, as_of=at(10), table=table))
+        desk.store = LandingStore(desk.folder / "landing", SOURCE)
     assert desk.watermark is None
     first = desk.deliver(2, as_of=at(11))
     # What an earlier version has landed says nothing of the second table.
     assert (first.arrival.watermark_before, first.arrival.watermark) == (None, None)
     assert first.files[0].first.ordinal > -(1 << 62)
     assert desk.deliver(2, as_of=at(12), table=SECOND).arrival.watermark == at(11)
-
-
-def _as_before(desk: Desk, batch: Manifest) -> None:
-    """Make the manifest of ``batch`` what the version before wrote."""
-    path = desk.store.folder / "manifests" / f"{batch.batch_id}.json"
-    document = json.loads(path.read_text()) | {"format_version": 5}
-    del document["file"]["snapshots"]
-    document["arrival"]["watermark"] = document["arrival"]["watermark_before"] = None
-    path.unlink()
-    path.write_text(json.dumps(document))
-    (desk.store.folder / "index.sqlite").unlink(missing_ok=True)
-    desk.store = LandingStore(desk.folder / "landing", SOURCE)
 
 
 moments = st.datetimes(datetime(2026, 11, 1), datetime(2026, 12, 1), timezones=st.just(UTC))
