@@ -263,7 +263,7 @@ def _help(source: str, found: Freshness, level: ServiceLevel) -> str:
         )
     return (
         "The table shows all that has landed: is capture running "
-        f"(omnisupport-ingest source status {source})?"
+        f"(omnisupport-ingest source status {source}), or is a delivery missing?"
     )
 
 

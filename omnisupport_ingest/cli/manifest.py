@@ -138,6 +138,7 @@ def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
         definition.licenses,
         alone,
         learned=LearnedColumns(workspace.home.path, source),
+        tables=frozenset(each.full_name for each in contracts),
     )
     return lambda: look_through(seed, inlet), lambda: land(seed, inlet)
 

@@ -22,6 +22,7 @@ from omnisupport_ingest.retention.old_files import OldFiles, old_files, sweep_ol
 from omnisupport_ingest.retention.plan import RetentionPlan, plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.runtime.dagster_home import RUN_LOGS_KEPT, TICKS_KEPT
+from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -137,7 +138,7 @@ def _show_or_apply(source: str | None, table: str | None, by: str | None, *, as_
     documents = []
     for name, only in _chosen(workspace, source, table):
         planned, old = plan_retention(workspace, name), old_files(workspace, name, only)
-        document = _document(planned, old)
+        document = _document(planned, old) | {"watermark_held_by": _holding(workspace, name)}
         if by is not None:
             removed = carry_out(workspace, planned, removed_by=by)
             swept = sweep_old_files(workspace, name, only)
@@ -149,6 +150,15 @@ def _show_or_apply(source: str | None, table: str | None, by: str | None, *, as_
         return
     for document in documents:
         _print(document)
+
+
+def _holding(workspace: Workspace, source: str) -> list[str]:
+    """Return the tables whose whole deliveries hold the watermark of ``source``; empty for another source."""
+    store = workspace.landing(source)
+    if not any(each.deliveries for each in store.epoch_standings()):
+        return []
+    tables = {each.full_name for each in workspace.contracts.of_source(source)}
+    return LandedSnapshots.of(store).holding(tables)
 
 
 def _chosen(
@@ -190,6 +200,8 @@ def _print(document: dict[str, Any]) -> None:
     heading(document["source"])
     if document["watermark"] is None and set(document["keep"].values()) != {duration_text(None)}:
         click.echo("  it has no watermark, by which age is counted: so nothing of it is old")
+    if document["watermark_held_by"]:
+        click.echo(f"  its watermark waits for a whole delivery of {some(document['watermark_held_by'])}")
     for layer, keep in document["keep"].items():
         going = [each for each in document["to_remove"] if each["layer"] == layer]
         files, freed = (sum(each[name] for each in going) for name in ("files", "bytes"))

@@ -18,11 +18,11 @@ from omnisupport_ingest.records import Document, Format
 CURSOR_ORDER = "cursor"
 """``FileSpan.order`` of rows that were read by a cursor column."""
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Format version of a manifest; raised when older code cannot read a newer manifest.
 
 Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and ``stream.recovered_from``,
-version 4 ``chunk.scope``, version 5 ``file.offsets``.
+version 4 ``chunk.scope``, version 5 ``file.offsets``, version 6 ``file.snapshots``.
 """
 
 
@@ -142,6 +142,8 @@ class FileSpan:
             ``name`` is their table). None for a delivery of rows. A source has one order.
         offsets: for Kafka records, which land as a file but are named by their offsets: every partition of
             the epoch, by topic and number, also those without records in the batch. None for other files.
+        snapshots: for a delivery of rows without a cursor: by table (``schema.table``), the latest moment of
+            which a whole snapshot had landed, with this batch. None for other files.
     """
 
     sha256: str
@@ -149,6 +151,7 @@ class FileSpan:
     manifest: str
     order: str | None = None
     offsets: tuple[OffsetSpan, ...] | None = None
+    snapshots: dict[str, datetime] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,7 @@ FORMAT = Format(
         2: _with_new_fields(("file", "order"), ("stream", "recovered_from")),
         3: _with_new_fields(("chunk", "scope")),
         4: _with_new_fields(("file", "offsets")),
+        5: _with_new_fields(("file", "snapshots")),
     },
 )
 """The format of a manifest on disk."""

@@ -300,6 +300,11 @@ class LandingStore:
                 last = further(last, each.last_file)
         return self.read(last.batch_id) if last is not None else None
 
+    def watermark_until(self, epoch: int) -> datetime | None:
+        """The highest watermark of ``epoch`` and the epochs before it; None if they have none."""
+        marks = (each.mark for each in self._standings() if each.epoch <= epoch)
+        return max((each for each in marks if each is not None), default=None)
+
     def newest_epoch_begun(self) -> int:
         """Return the highest epoch of which an event has landed; 0 before the first.
 

@@ -54,8 +54,22 @@ def stream_facts(
 
 
 def unchanged_facts(previous: Manifest | None, landed_at: datetime) -> ArrivalFacts:
-    """Return the facts of a chunk, or of a delivery of rows: it keeps the watermark as it is."""
+    """Return the facts of a chunk: it keeps the watermark as it is."""
     if previous is None:
         return ArrivalFacts(landed_at, None, None, None, None)
     watermark, highest = previous.arrival.watermark, previous.arrival.highest_commit_ts
     return ArrivalFacts(landed_at, watermark, watermark, highest, highest)
+
+
+def delivery_facts(reached: datetime | None, complete: datetime | None, landed_at: datetime) -> ArrivalFacts:
+    """Return the facts of a delivery of rows without a cursor.
+
+    The watermark is ``min(complete, landed_at)`` and never moves back. Such rows have no commit times.
+
+    Args:
+        reached: the highest watermark of the source before; None: it has none.
+        complete: up to when the source is complete with the delivery; None: not known.
+    """
+    moment = None if complete is None else min(complete, landed_at)
+    watermark = max((each for each in (reached, moment) if each is not None), default=None)
+    return ArrivalFacts(landed_at, reached, watermark, None, None)

@@ -33,7 +33,7 @@ from omnisupport_ingest.landing.manifest import (
 from omnisupport_ingest.landing.parts import PartFiles, RowGroup
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.watermark import stream_facts, unchanged_facts
+from omnisupport_ingest.landing.watermark import delivery_facts, stream_facts, unchanged_facts
 from omnisupport_ingest.landing.writer_threads import WriterThreads, awaited
 from omnisupport_ingest.storage import StorageUnreachable
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -264,7 +264,8 @@ class BatchWriter:
 
         Exactly one of ``stream``, ``chunk`` and ``file`` says what the batch covers, and must fit its name.
         ``confirmed_clock`` and ``max_clock_skew`` set the watermark of a stream batch or a file of events
-        (``watermark.stream_facts``).
+        (``watermark.stream_facts``); ``confirmed_clock`` sets that of a delivery of rows
+        (``watermark.delivery_facts``).
 
         Raises:
             LandingFailed: files could not be written; then call ``abandon``.
@@ -439,6 +440,10 @@ class BatchWriter:
             if file.order == CURSOR_ORDER or file.offsets is not None:
                 # Tables or partitions are read one after the other; only the caller knows how far all are.
                 times = ()
+        elif file is not None:
+            return delivery_facts(
+                self._store.watermark_until(self._epoch), covered.confirmed_clock, landed_at
+            )
         else:
             return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)
         return stream_facts(

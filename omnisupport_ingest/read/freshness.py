@@ -31,7 +31,8 @@ class Freshness:
         complete_to: UTC. The table shows all changes of the log that were committed before, and all delivered
             files and snapshot chunks that landed before. None: nothing of a stream has landed, and nothing
             waits.
-        landed_to: the landed watermark.
+        landed_to: the landed watermark. None for a table that is delivered without a cursor, if its contract
+            does not say how far behind it may be.
         unshown_batches: landed batches with events of the table that it does not show.
     """
 
@@ -74,6 +75,9 @@ def freshness(
     }
     marked = [each.marked.mark for each in landed.epochs if each.marked is not None]
     landed_to = marked[-1] if marked else None
+    if any(each.deliveries for each in landed.epochs) and not allowed_lag(contract)[1]:
+        # Only its contract knows how often a table is delivered whole.
+        landed_to = None
     waits_since = [_before(part, landing) for part in unshown.values()]
     return Freshness(min(waits_since, default=landed_to), landed_to, len(unshown))
 

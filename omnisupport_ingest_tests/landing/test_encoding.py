@@ -102,7 +102,10 @@ def offset_spans(draw: st.DrawFn) -> tuple[OffsetSpan, ...]:
     return tuple(found)
 
 
-files = st.builds(FileSpan, hashes, text, text, offsets=st.none() | offset_spans())
+snapshots = st.dictionaries(text, times, max_size=3)
+files = st.builds(
+    FileSpan, hashes, text, text, offsets=st.none() | offset_spans(), snapshots=st.none() | snapshots
+)
 texts = st.lists(text, max_size=3).map(tuple)
 relations = st.builds(RelationVersion, text, text, texts, texts, texts, text)
 
@@ -136,10 +139,10 @@ def test_name_is_a_plain_file_name(manifest: Manifest) -> None:
 def test_newer_format_version_is_named_before_its_unknown_fields(store: LandingStore) -> None:
     batch = land(store, 8, 20)
     file = store.folder / "manifests" / f"{batch.batch_id}.json"
-    document = json.loads(file.read_bytes()) | {"format_version": 6, "compressed": True}
+    document = json.loads(file.read_bytes()) | {"format_version": 7, "compressed": True}
     file.unlink()
     file.write_text(json.dumps(document))
-    with pytest.raises(ManifestFromNewerVersion, match="format version 6; this program reads up to 5"):
+    with pytest.raises(ManifestFromNewerVersion, match="format version 7; this program reads up to 6"):
         LandingStore(store.folder.parent, store.source).landed()
 
 
@@ -150,17 +153,24 @@ def _forget(document: dict[str, Any], *fields: tuple[str, str]) -> None:
 
 
 def _without_version_3(manifest: Manifest) -> Manifest:
-    file = replace(manifest.file, order=None) if manifest.file is not None else None
-    stream = replace(manifest.stream, recovered_from=None) if manifest.stream is not None else None
-    return replace(_without_version_4(manifest), file=file, stream=stream)
+    older = _without_version_4(manifest)
+    file = replace(older.file, order=None) if older.file is not None else None
+    stream = replace(older.stream, recovered_from=None) if older.stream is not None else None
+    return replace(older, file=file, stream=stream)
 
 
 def _without_version_4(manifest: Manifest) -> Manifest:
     chunk = replace(manifest.chunk, scope=None) if manifest.chunk is not None else None
-    return replace(manifest, chunk=chunk)
+    return replace(_without_version_6(manifest), chunk=chunk)
 
 
-VERSION_5 = (("file", "offsets"),)
+def _without_version_6(manifest: Manifest) -> Manifest:
+    file = replace(manifest.file, snapshots=None) if manifest.file is not None else None
+    return replace(manifest, file=file)
+
+
+VERSION_6 = (("file", "snapshots"),)
+VERSION_5 = (("file", "offsets"), *VERSION_6)
 VERSION_4 = (("chunk", "scope"), *VERSION_5)
 VERSION_3 = (("file", "order"), ("stream", "recovered_from"), *VERSION_4)
 
@@ -200,7 +210,16 @@ def test_manifest_of_version_3_reads_as_one_of_whole_tables(manifest: Manifest) 
 def test_manifest_of_version_4_reads_as_one_of_no_topics(manifest: Manifest) -> None:
     document = json.loads(encode_manifest(manifest)) | {"format_version": 4}
     _forget(document, *VERSION_5)
-    assert decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json")) == manifest
+    read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
+    assert read == _without_version_6(manifest)
+
+
+@given(manifests())
+def test_manifest_of_version_5_reads_as_one_that_did_not_record_whole_snapshots(manifest: Manifest) -> None:
+    document = json.loads(encode_manifest(manifest)) | {"format_version": 5}
+    _forget(document, *VERSION_6)
+    read = decode_manifest(json.dumps(document).encode(), Path(f"{manifest.batch_id}.json"))
+    assert read == _without_version_6(manifest)
 
 
 @pytest.mark.parametrize(

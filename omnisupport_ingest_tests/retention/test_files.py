@@ -210,6 +210,31 @@ def test_deliveries_by_cursor_are_judged_as_before_once_their_windows_are_given_
     assert OUT_OF_RANGE not in at.landing(FILES).windows()
 
 
+@pytest.mark.slow
+def test_a_snapshot_by_cursor_of_a_sealed_window_is_not_held_back(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    home = Deliveries(tmp_path)
+    at, mode = home.workspace, "full_snapshot"
+    home.load("old.jsonl", mode, [ticket(1), ticket(2)], "2026-04-18T11:00:00Z")
+    home.load("live.jsonl", mode, [ticket(1), ticket(3)], "2026-05-19T00:30:00Z")
+    take_all(at, FILES, spark)
+    planned = give_up(at, FILES)
+    assert {each.window for each in planned.of(RAW)} == {"2026-04-18T1100"} == sealed(at, FILES)
+    before = {1: ("open", True), 2: ("open", True), 3: ("open", True)}
+    assert home.rows(spark) == before
+
+    # Of a moment between the two: its own rows are below the newest snapshot, which had not got them.
+    older = home.load("older.jsonl", mode, [ticket(1), ticket(4)], "2026-04-18T11:30:00Z")
+    assert older.batches[0].windows == ("2026-05-19T0000",)
+    home.load("next.jsonl", mode, [ticket(1, status="resolved"), ticket(3)], "2026-05-20T00:30:00Z")
+    take_all(at, FILES, spark)
+    assert home.rows(spark) == before | {1: ("resolved", True), 4: ("open", True)}
+    assert reasons(at, FILES) == {}
+    before = shown(at, FILES)
+    assert made_again(at, FILES, spark) == before
+
+
 def test_a_source_without_a_watermark_grows_nothing_old(tmp_path: Path) -> None:
     """Rows of which nothing says up to when they are complete do not tell how far their source is."""
     home = Deliveries(tmp_path)

@@ -37,6 +37,7 @@ from omnisupport_ingest.sources.manifests.examine import (
 )
 from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, records
 from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, sha256_of
+from omnisupport_ingest.sources.manifests.landed_snapshots import LandedSnapshots, window_of_snapshot
 from omnisupport_ingest.sources.manifests.policies import BACKFILL, FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
@@ -89,7 +90,8 @@ class Inlet:
 
     ``licenses``: those that it accepts; empty: any. ``alone``: the source has one table, so a delivery says
     up to when all of it is complete. ``clock``: timezone-aware. ``learned``: columns that additive contracts
-    have learned; None: nothing is learned here.
+    have learned; None: nothing is learned here. ``tables``: those of the source (``schema.table``); a
+    delivered table counts as one in any case.
     """
 
     store: LandingStore
@@ -98,6 +100,7 @@ class Inlet:
     alone: bool = True
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     learned: LearnedColumns | None = None
+    tables: Collection[str] = ()
 
 
 def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
@@ -230,6 +233,14 @@ class _Unit:
         self._cursor = CursorColumn.of(seed.contract) if seed.contract.cursor is not None else None
         # Each row stands at its own cursor. The rows of a snapshot stand together instead.
         self._by_cursor = self._cursor is not None and seed.load_mode != FULL_SNAPSHOT
+        self._snapshots: LandedSnapshots | None = None
+        self._window: str | None = None
+        if not self._by_cursor:
+            self._window = window_of_snapshot(moment, store.watermark_until(self._epoch), inlet.grid)
+        if self._cursor is None:
+            table, landed = seed.contract.full_name, LandedSnapshots.of(store)
+            self._snapshots = landed.with_one(table, moment) if ends else landed
+            self._complete = self._snapshots.complete({table, *inlet.tables})
 
     def land(self) -> Manifest:
         """Write the batch.
@@ -263,7 +274,10 @@ class _Unit:
             grid, now = self._inlet.grid, self._inlet.clock()
             if window is None and self._by_cursor:
                 window = RowWindows(grid, now).of(event.source_ts)
-            writer.add_to(window or grid.key_of(max(event.source_ts, grid.first), now), event)
+            window = window or self._window or grid.key_of(max(event.source_ts, grid.first), now)
+            writer.add_to(window, event)
+        elif self._window is not None:
+            writer.add_to(self._window, event)
         else:
             writer.add(event)
 
@@ -282,6 +296,7 @@ class _Unit:
                 name=", ".join(each.file.path.name for each in self._files) or seed.path.name,
                 manifest=seed.reference,
                 order=CURSOR_ORDER if self._cursor is not None else None,
+                snapshots=dict(self._snapshots.moments) if self._snapshots is not None else None,
             ),
             relations=landed_relations(self._inlet.store.folder, [seed.contract]),
             confirmed_clock=self._complete,

@@ -100,7 +100,7 @@ class Part:
 @dataclass(frozen=True)
 class LandedBefore:
     """A delivery compared with what has landed. ``before``: the batches that exist, by content name.
-    ``complete``: up to when the source is complete with the delivery; None if unknown."""
+    ``complete``: up to when a source of rows with a cursor is complete with the delivery; None if unknown."""
 
     seed: SeedManifest
     parts: tuple[Part, ...]
@@ -113,10 +113,12 @@ class LandedBefore:
         all of it is complete."""
         parts = _parts(seed, examined)
         complete = None
-        if seed.load_mode == INCREMENTAL and alone and len(examined.files) == len(seed.files):
+        changes = seed.load_mode == INCREMENTAL and len(examined.files) == len(seed.files)
+        whole = seed.load_mode == FULL_SNAPSHOT and examined.whole
+        if alone and seed.contract.cursor is not None and (changes or whole):
             complete = seed.as_of
         landed = {each.identity: each.landed(seed, store) for each in parts}
-        if complete is not None and all(landed.values()) and not _reaches(store, complete):
+        if changes and complete is not None and all(landed.values()) and not _reaches(store, complete):
             # The same content with a later ``as_of`` says that no row is new until then.
             completion = Part((), sha256_of(compact(["complete", complete.isoformat(), *landed])))
             parts, landed = (

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.manifests.land import Inlet
 from omnisupport_ingest.sources.manifests.row_text import array_literal
@@ -113,3 +114,15 @@ def events(inlet: Inlet) -> list[dict[str, Any]]:
             rows = pq.ParquetFile(inlet.store.path_of(file)).read().to_pylist()
             found += [row | {"window": file.window} for row in rows]
     return sorted(found, key=lambda row: (row["ordinal"], row["file_row"] or 0))
+
+
+def as_before(landing: Path, batch: Manifest) -> None:
+    """Make the manifest of ``batch``, in the folder ``landing`` of its source, what the version before
+    deliveries without a cursor had a watermark wrote. Open its store anew."""
+    path = landing / "manifests" / f"{batch.batch_id}.json"
+    document = json.loads(path.read_text()) | {"format_version": 5}
+    del document["file"]["snapshots"]
+    document["arrival"]["watermark"] = document["arrival"]["watermark_before"] = None
+    path.unlink()
+    path.write_text(json.dumps(document))
+    (landing / "index.sqlite").unlink(missing_ok=True)
