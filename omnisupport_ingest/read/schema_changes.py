@@ -118,16 +118,17 @@ def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
         else:
             again = f"{contract.path}: x-cdc.key is {former}; with another key the table needs its own home"
         if parked:
-            what += f", which has no such columns: {_WAITS[kind is SourceKind.KAFKA]}"
-            again = again.replace(";", ", with its columns readable and in required;", 1)
+            what = (
+                f"its rows have landed with the key ({former}), and its contract, with the key ({asked}), "
+                "has no readable columns for that, so nothing of it lands: partitions of a topic wait before "
+                "its next row, and a file with one waits, too"
+            )
+            again = (
+                f"{contract.path}: x-cdc.key is {former}, with its columns readable and in required; with "
+                "another key the table needs its own home"
+            )
         found.append(WaitingKey(contract.name, on_one_line(what), on_one_line(again), parked))
     return found
-
-
-_WAITS = {
-    True: "partitions of its topics wait before its next row, with what stands behind it there",
-    False: "a file with a row of it does not land",
-}
 
 
 def seen_at(change: SchemaChange) -> str:

@@ -129,10 +129,11 @@ class ParkedTables:
         which offset."""
         why, places = self.by_table[table], sorted(waiting)
         named = ", ".join(f"{topic}[{n}] at offset {waiting[topic, n]}" for topic, n in places[:_NAMED])
+        wait = "waits" if len(places) == 1 else "wait"
         more = f" and {counted(len(places) - _NAMED, 'more partition')}" if len(places) > _NAMED else ""
         return LandedKeyChanged(
-            f"{why.problem} So {named}{more} wait before a row of it, with what stands behind; all others "
-            "go on.",
+            f"{why.problem} So {named}{more} {wait} before a row of it, with what stands behind; all "
+            "others go on.",
             fix=f"{why.fix} The next sync goes on where they stand. What retention takes until then is a "
             "gap.",
         )

@@ -143,6 +143,7 @@ class _Sync:
         self._report = KafkaReport(self._source)
         self._open: dict[Partition, _Open] = {}
         self._landed = standing_offsets(into.inlet.store)
+        self._noted = noted_partitions(into.inlet.store)
         contracts = into.inlet.contracts.of_source(self._source)
         self._parked = ParkedTables.of(into.inlet.store, contracts)
         self._highest: dict[Partition, datetime] = {}
@@ -203,7 +204,7 @@ class _Sync:
         found = all_going_on(self._source, held, self._landed, ways, declared_anew)
         self._report.faults += found.faults
         # In a new epoch a topic that was made anew may hold other records at the same offsets.
-        noted = {} if ways.new_epoch else noted_partitions(self._inlet.store)
+        noted = {} if ways.new_epoch else self._noted
         waiting = self._parked.waiting(noted, {place: span.next for place, span in found.spans.items()})
         for each in held:
             if each.place in found.spans:
@@ -377,11 +378,14 @@ class _Sync:
                 self._end(other)
 
     def _note_parked(self, epoch: int) -> None:
-        """Note where the partitions stand of topics that wait, when that is where landing stands."""
+        """Note where the partitions stand of topics that wait, when that is where landing stands.
+
+        What is noted of a partition that this sync cannot read stays: no manifest may tell of it yet.
+        """
         topics = {place[0] for place, each in self._open.items() if each.parked}
-        ParkedPartitions(self._inlet.store, epoch).write(
-            _standing(each) for place, each in self._open.items() if place[0] in topics
-        )
+        unread = [each for place, each in self._noted.items() if place not in self._open]
+        waiting = [_standing(each) for place, each in self._open.items() if place[0] in topics]
+        ParkedPartitions(self._inlet.store, epoch).write([*unread, *waiting])
 
     def _report_parked(self) -> None:
         report = self._report
