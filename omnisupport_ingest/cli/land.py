@@ -123,8 +123,8 @@ def land(inputs: _Inputs, events: _EventOptions, watch: bool, as_json: bool) -> 
       omnisupport-ingest land data/debezium_events/partner_tickets.jsonl --source partner_desk
       omnisupport-ingest land --watch --inbox /srv/debezium
 
-    Exit code: 0 landed, 1 a file is refused or the source is paused, 2 usage, settings, or a source that
-    takes no files.
+    Exit code: 0 landed, 1 a file is refused or the source is paused, 2 usage, settings, a source that takes
+    no files, or a contract that lost the key of what has landed.
     """
     _check_usage(inputs, watch=watch, as_json=as_json)
     handling = {name: value for name, value in asdict(events).items() if value is not None}
