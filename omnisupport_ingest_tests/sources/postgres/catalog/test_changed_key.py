@@ -227,6 +227,7 @@ def test_a_contract_that_is_edited_while_capture_runs_counts_when_its_table_is_r
         story.key_changes()
         SnapshotRequests(source.store.folder).write(TABLE, "another key")
         desk.sql("third", ["ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (n)"])
+        desk.sql("third", ["UPDATE {t} SET v = 'unseen'"])
         until(lambda: "third" in ParkedTables(source.store.folder, 1).all())
         until(lambda: story.in_force == ("n",))
         assert ParkedTables(source.store.folder, 1).all().keys() == {"third"}
