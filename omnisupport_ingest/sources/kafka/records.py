@@ -7,7 +7,7 @@ event (``record_columns``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -73,11 +73,13 @@ class Round:
 
 
 class StopsHere(Exception):
-    """A record that does not land: its partition ends before it. ``fault``: why."""
+    """A record that does not land: its partition ends before it. ``fault``: why. ``also``: the same of other
+    partitions."""
 
     def __init__(self, place: Partition, offset: int, fault: LineFault) -> None:
         super().__init__(fault.problem)
         self.place, self.offset, self.fault = place, offset, fault
+        self.also: Sequence[StopsHere] = ()
 
 
 class RoundReading:
@@ -99,13 +101,22 @@ class RoundReading:
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """Yield the events, partition by partition. Raises ``StopsHere``."""
+        parked = list[StopsHere]()
         try:
             with LatestTimes() as latest:
                 for place in sorted(self._round.records):
-                    for records in self._round.records[place].blocks(_BYTES_AT_ONCE):
-                        yield from self._many(place, records, epoch, latest)
+                    try:
+                        yield from self._of_partition(place, epoch, latest)
+                    except StopsHere as stop:
+                        if not isinstance(stop.fault, TableParked):
+                            raise
+                        # A table may be in many partitions: all of them are found in one reading.
+                        parked.append(stop)
         except StopsHere as stop:
             raise self._first_stop(stop, epoch) from None
+        if parked:
+            parked[0].also = parked[1:]
+            raise parked[0]
 
     def _first_stop(self, stop: StopsHere, epoch: int) -> StopsHere:
         """Return where reading stops if the records are read one by one.
@@ -129,6 +140,10 @@ class RoundReading:
                     line = record.line(place)
                     self._content.update(line)
                     yield from self._one(place, record, line, epoch, latest)
+
+    def _of_partition(self, place: Partition, epoch: int, latest: LatestTimes) -> Iterator[Part]:
+        for records in self._round.records[place].blocks(_BYTES_AT_ONCE):
+            yield from self._many(place, records, epoch, latest)
 
     def _many(self, place: Partition, records: Records, epoch: int, latest: LatestTimes) -> Iterator[Part]:
         start = 0

@@ -312,7 +312,9 @@ class _Sync:
                 manifest, tally = land_reading(reading, self._inlet, epoch)
                 break
             except StopsHere as stop:
-                if not self._cut(stop):
+                for each in (stop, *stop.also):
+                    self._cut(each)
+                if not any(each.is_new for each in self._open.values()):
                     self._note_parked(epoch)
                     return
         assert manifest.file is not None and manifest.file.offsets is not None
@@ -344,8 +346,8 @@ class _Sync:
             self._parked.by_contract,
         )
 
-    def _cut(self, stop: StopsHere) -> bool:
-        """Stop a partition before a record that must not land. Returns whether anything is left to land."""
+    def _cut(self, stop: StopsHere) -> None:
+        """Stop a partition before a record that must not land."""
         of = self._open[stop.place]
         of.records = of.records.below(stop.offset)
         of.next = stop.offset
@@ -364,7 +366,6 @@ class _Sync:
                 "definition. What stands behind it lands then."
             )
             self._stop(stop.place, RecordRefused(f"{problem}.", fix=fix))
-        return any(each.is_new for each in self._open.values())
 
     def _hold_others(self, place: Partition) -> None:
         """Land nothing more of the partitions other than ``place``.
@@ -374,6 +375,9 @@ class _Sync:
         """
         for other, of in self._open.items():
             if other != place:
+                if of.next != of.begun.next:
+                    # The row of a parked table that it stopped before is not the next to read.
+                    of.parked = ""
                 of.records, of.next = Records(), of.begun.next
                 self._end(other)
 

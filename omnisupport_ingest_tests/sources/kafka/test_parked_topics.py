@@ -12,7 +12,7 @@ from confluent_kafka import Message
 from omnisupport_ingest.checks.quality_checks import schemas_as_contracted
 from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged
 from omnisupport_ingest.read.schema_changes import waiting_keys
-from omnisupport_ingest.sources.kafka import client
+from omnisupport_ingest.sources.kafka import client, records
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import RecordsGone
 from omnisupport_ingest.sources.kafka.offsets import Ways
@@ -123,6 +123,33 @@ def test_a_partition_that_carries_several_tables_waits_before_the_first_row_of_t
     reader.give_key("id")
     assert reader.sync().finished
     assert reader.keys() == sorted([*landed, *range(20, 120), *range(800, 900), 1050])
+
+
+def test_all_partitions_that_wait_are_found_in_one_reading_of_a_round(
+    broker: Broker, prefix: str, topics: tuple[str, str], reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each other one would read the round once more, and a tick of the sensor ends after a minute."""
+    many = f"{prefix}many"
+    broker.make_topic(many, 12)
+    for partition in range(12):
+        broker.produce(many, [*others(600 + partition, 1), *changes(20 + partition, 1)], partition)
+    reader.give_key("email")
+    readings = []
+    read = records.RoundReading.parts
+
+    def counted(reading: records.RoundReading, epoch: int) -> Iterator[Any]:
+        readings.append(reading)
+        return read(reading, epoch)
+
+    monkeypatch.setattr(records.RoundReading, "parts", counted)
+    report = reader.sync()
+    assert len(report.parked) == 12 and len(readings) == 2 * len(report.batches)
+    (fault,) = report.faults
+    assert "and 7 more partitions wait" in fault.problem
+    assert reader.keys() == [1, 2, 3, 501, *range(600, 612)]
+    reader.give_key("id")
+    assert reader.sync().finished
+    assert reader.keys() == [1, 2, 3, *range(20, 32), 501, *range(600, 612)]
 
 
 @pytest.mark.parametrize(
