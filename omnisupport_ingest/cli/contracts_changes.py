@@ -56,15 +56,16 @@ def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, J
 def keys_that_wait(
     workspace: Workspace, judged: Sequence[tuple[str, JudgedChange]], tables: Sequence[str] = ()
 ) -> list[tuple[str, WaitingKey]]:
-    """Return, with its source, every key that waits and of which no change in ``judged`` asks anything; of
-    ``tables`` alone, if any are given."""
+    """Return, with its source, every key that waits, of ``tables`` alone, if any are given. A key of whose
+    table a change in ``judged`` asks something is left out, unless nothing lands of the table."""
     named = {(each.source, each.name) for each in tables_named(workspace, list(tables))} if tables else None
     asking = {(source, each.change.table) for source, each in judged if each.asks}
     return [
         (source, each)
         for source in workspace.contracts.sources()
         for each in waiting_keys(workspace, source)
-        if (source, each.table) not in asking and (named is None or (source, each.table) in named)
+        if (each.parked or (source, each.table) not in asking)
+        and (named is None or (source, each.table) in named)
     ]
 
 

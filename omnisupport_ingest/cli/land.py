@@ -17,6 +17,7 @@ from omnisupport_ingest.cli.opening import open_home, open_settings, options_as
 from omnisupport_ingest.cli.render import counted, echo_json, say_err, some
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.contracts.kept import Documents, keep, usable
+from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, sources_in_force
@@ -122,8 +123,8 @@ def land(inputs: _Inputs, events: _EventOptions, watch: bool, as_json: bool) -> 
       omnisupport-ingest land data/debezium_events/partner_tickets.jsonl --source partner_desk
       omnisupport-ingest land --watch --inbox /srv/debezium
 
-    Exit code: 0 landed, 1 a file is refused or the source is paused, 2 usage, settings, or a source that
-    takes no files.
+    Exit code: 0 landed, 1 a file is refused or the source is paused, 2 usage, settings, a source that takes
+    no files, or a contract that lost the key of what has landed.
     """
     _check_usage(inputs, watch=watch, as_json=as_json)
     handling = {name: value for name, value in asdict(events).items() if value is not None}
@@ -150,12 +151,21 @@ def _land_files(
     open_home(settings)
     workspace, source, new_epoch = Workspace.open(settings), inputs.source or "", inputs.new_epoch
     documents: list[dict[str, Any]] = []
-    refused = False
+    refused, waiting = False, list[LandedKeyChanged]()
     for path in inputs.files:
         try:
             landing = _land(workspace, handling, path, source, new_epoch)
         except SourceTakesNoFiles:
             raise
+        except LandedKeyChanged as error:
+            if handling_in_force(settings, source).order == BY_ARRIVAL:
+                # The next file would land below it.
+                raise
+            waiting.append(error)
+            documents.append(
+                {"file": printable(path), "refused": {"problem": error.problem, "fix": error.fix}}
+            )
+            continue
         except FileRefused as error:
             refused = True
             documents.append(
@@ -170,6 +180,11 @@ def _land_files(
             click.echo("\n".join(_lines(workspace, documents[-1])))
     if as_json:
         echo_json({"source": source, "files": documents})
+    for each in waiting[1:]:
+        say_err(str(each))
+    if waiting:
+        # Now that the others have landed.
+        raise waiting[0]
     return FINDINGS if refused else None
 
 
@@ -205,8 +220,13 @@ def _watch(settings: Settings, handling: dict[str, str], folder: Path | None, *,
 
     inbox = Inbox(root, land_one, by_arrival=by_arrival, paused=paused)
     if once:
-        refused = _look(watched, inbox)
-        if inbox.waits():
+        refused, failed = 0, False
+        try:
+            refused = _look(watched, inbox)
+        except (IngestError, OSError):
+            # Its file is still there, so the second look, which takes files that were not complete, meets it.
+            failed = True
+        if failed or inbox.waits():
             time.sleep(inbox.settled_seconds)
             refused += _look(watched, inbox)
         return FINDINGS if refused else None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, sources_in_force
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
@@ -34,7 +35,8 @@ Document = dict[str, Any]
 def reading_document(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
     """Return how far the source of ``definition``, of the kind query or kafka, has been read, as JSON values.
 
-    ``problem``: why that is unknown, with the fix; None if it is known.
+    ``problem``: why that is unknown, with the fix; None if it is known. ``parked``: of topics, the tables
+    that are left out until their contracts are right; None if not known.
     """
     document: Document = {
         "source": definition.name,
@@ -46,16 +48,17 @@ def reading_document(settings: Settings, definition: SourceDefinition, home: Hom
     try:
         return document | read_state(settings, definition, home) | {"problem": None}
     except IngestError as error:
-        nothing: Document = {"partitions": [], "behind": None}
+        nothing: Document = {"partitions": [], "behind": None, "parked": None}
         if definition.kind is SourceKind.QUERY:
             nothing = {"tables": []}
         return document | nothing | {"problem": {"problem": error.problem, "fix": error.fix}}
 
 
 def is_well(document: Document) -> bool:
-    """Whether a document of ``reading_document`` names no problem, and no records that were deleted
-    unread."""
-    return document["problem"] is None and not any(each["gone"] for each in document.get("partitions", ()))
+    """Whether a document of ``reading_document`` names no problem, no parked table, and no records that were
+    deleted unread."""
+    gone = any(each["gone"] for each in document.get("partitions", ()))
+    return document["problem"] is None and not document.get("parked") and not gone
 
 
 def reading_lines(document: Document) -> Iterator[str]:
@@ -72,7 +75,10 @@ def reading_lines(document: Document) -> Iterator[str]:
         newest = f", newest record landed {render.ago(each['landed_at'])}" if each["landed_at"] else ""
         gap = f"; {render.counted(each['gone'], 'offset')} were deleted before: a gap" if each["gone"] else ""
         where = f"{each['topic']}[{each['partition']}]"
-        yield f"  {where}: {landed} of {each['end']}, {each['behind']} behind{newest}{gap}"
+        waits = f"; waits before a row of {each['parked']}" if each["parked"] else ""
+        yield f"  {where}: {landed} of {each['end']}, {each['behind']} behind{newest}{waits}{gap}"
+    for each in document.get("parked") or ():
+        yield f"  {each['table']} is left out: {each['problem']}\n  Fix: {each['fix']}"
     if document["problem"] is not None:
         yield f"{document['problem']['problem']}\nFix: {document['problem']['fix']}"
 
@@ -91,7 +97,9 @@ def reading_summary(document: Document) -> str:
     landed = f", newest record landed {render.ago(max(newest))}" if newest else ""
     gone = sum(each["gone"] for each in document["partitions"])
     gap = f", {render.counted(gone, 'offset')} were deleted unread: a gap" if gone else ""
-    return f"{subject}, {render.counted(document['behind'], 'record')} behind{landed}{gap}"
+    names = ", ".join(each["table"] for each in document.get("parked") or ())
+    parked = f", left out: {names} (source status {document['source']})" if names else ""
+    return f"{subject}, {render.counted(document['behind'], 'record')} behind{landed}{parked}{gap}"
 
 
 class ReadingLooks:
@@ -121,6 +129,7 @@ class ReadingLooks:
                     "tables": [],
                     "partitions": [],
                     "behind": None,
+                    "parked": None,
                     "problem": {
                         "problem": "It has not answered in time.",
                         "fix": f"omnisupport-ingest source status {definition.name} waits longer.",
@@ -168,10 +177,15 @@ def _table(name: str, progress: Progress | None) -> Document:
 def _of_topics(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
     from omnisupport_ingest.sources.kafka.run import lags
 
-    partitions = lags(definition, contracts_in_force(settings), home.path / "landing")
+    contracts, landing = contracts_in_force(settings), home.path / "landing"
+    partitions = lags(definition, contracts, landing)
+    parked = LandedKeys(landing / definition.name).changed(definition.tables(contracts))
     return {
         "partitions": [_partition(each) for each in partitions],
         "behind": sum(each.behind for each in partitions),
+        "parked": [
+            {"table": name, "problem": each.problem, "fix": each.fix} for name, each in parked.items()
+        ],
     }
 
 
@@ -185,6 +199,7 @@ def _partition(lag: Lag) -> Document:
         "end": lag.held.end,
         "behind": lag.behind,
         "gone": lag.gone,
+        "parked": lag.parked or None,
         "landed_at": render.iso(lag.landed_at),
         "seconds_since_landed": None if since is None else round(since, 1),
     }

@@ -203,6 +203,10 @@ def _kafka_document(report: KafkaReport, runs: Sequence[FinishedRun]) -> dict[st
             for each in report.spans.values()
         ],
         "missing": report.missing,
+        "parked": [
+            {"topic": each.topic, "partition": each.partition, "offset": each.offset, "table": each.table}
+            for each in report.parked.values()
+        ],
         "faults": [{"problem": each.problem, "fix": each.fix} for each in report.faults],
         "runs": [asdict(each) for each in runs],
     }

@@ -43,7 +43,7 @@ class LandedKeysUnreadable(IngestError):
 
 class LandedKeyChanged(IngestError):
     """A contract no longer has the key with which events of its table have landed, and nobody here can read
-    them again.
+    them again. Its further events wait where they are; other tables go on.
 
     Fix: Give the contract its former key, or the table a home of its own.
     """
@@ -142,20 +142,22 @@ class LandedKeys:
         if not new.keys() <= self.all().keys():
             self.update(lambda recorded: new | {**recorded})
 
+    def changed(self, tables: Iterable[TableContract]) -> dict[str, LandedKeyChanged]:
+        """Return, by the names of their contracts, which of ``tables`` have another key than what has landed
+        of them. No event of such a table may land if nobody can read its rows again."""
+        recorded = self.all()
+        return {
+            each.name: _changed(each, recorded[each.full_name].newest)
+            for each in tables
+            if each.full_name in recorded and recorded[each.full_name].newest != each.key
+        }
+
     def require(self, tables: Sequence[TableContract]) -> None:
         """Raise ``LandedKeyChanged`` if one of ``tables``, whose rows nobody can read again, has another key
         than what has landed of it. The key with which a table lands first is recorded, and stays."""
         self.note(tables)
-        recorded = self.all()
-        for each in tables:
-            if (key := recorded[each.full_name].newest) != each.key:
-                raise LandedKeyChanged(
-                    f"{each.path} gives {each.full_name} the key ({', '.join(each.key)}), and what has "
-                    f"landed of it has the key ({', '.join(key)}).",
-                    fix="Give the contract that key again: x-cdc.key, with its columns readable and in "
-                    "required. Or let a home of its own take the table in. Nothing of this file or these "
-                    "records has landed.",
-                )
+        for changed in self.changed(tables).values():
+            raise changed
 
     def update(self, change: Callable[[Mapping[str, KeysOfTable]], Mapping[str, KeysOfTable]]) -> None:
         """Replace the keys of the tables that ``change`` returns, given all; durable on return."""
@@ -177,6 +179,15 @@ class LandedKeys:
             f"{self._path}, which has the keys that landed events have, cannot be read: {error}.",
             fix="Restore it from a backup. Without it, events with a former key would count as other rows.",
         )
+
+
+def _changed(contract: TableContract, landed: tuple[str, ...]) -> LandedKeyChanged:
+    return LandedKeyChanged(
+        f"{contract.path} gives {contract.full_name} the key ({', '.join(contract.key)}), and what has "
+        f"landed of it has the key ({', '.join(landed)}).",
+        fix="Give the contract that key again: x-cdc.key, with its columns readable and in required. Or let "
+        "a home of its own take the table in.",
+    )
 
 
 def by_landed_keys(home: Path, contracts: Contracts) -> Contracts:

@@ -76,11 +76,12 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
 @dataclass(frozen=True, slots=True)
 class WaitingKey:
     """A contract whose key does not count yet, or cannot (``contracts.landed_keys``): what the matter is, and
-    what to do."""
+    what to do. ``parked``: no event of the table lands until then."""
 
     table: str
     what: str
     edit: str
+    parked: bool = False
 
 
 def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
@@ -110,11 +111,23 @@ def waiting_keys(workspace: Workspace, source: str) -> list[WaitingKey]:
         former, asked = (", ".join(key) for key in (landed.eras[landed.in_force].key, contract.next_key))
         what = f"its rows have landed with the key ({former}), and ({asked}) of its contract does not count"
         again = command_to_read(contract, kind)
-        if again is None:
-            again = f"{contract.path}: x-cdc.key is {former}; with another key the table needs its own home"
-        else:
+        # Its rows can land by the former key only if the contract still has those columns.
+        parked = again is None and contract.key != landed.newest
+        if again is not None:
             what += " until it is read by it"
-        found.append(WaitingKey(contract.name, on_one_line(what), on_one_line(again)))
+        else:
+            again = f"{contract.path}: x-cdc.key is {former}; with another key the table needs its own home"
+        if parked:
+            what = (
+                f"its rows have landed with the key ({former}), and its contract, with the key ({asked}), "
+                "has no readable columns for that, so nothing of it lands: partitions of a topic wait before "
+                "its next row, and a file with one waits, too"
+            )
+            again = (
+                f"{contract.path}: x-cdc.key is {former}, with its columns readable and in required; with "
+                "another key the table needs its own home"
+            )
+        found.append(WaitingKey(contract.name, on_one_line(what), on_one_line(again), parked))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged
 from omnisupport_ingest.errors import IngestError
 
 
@@ -52,6 +53,16 @@ class NoEvent(LineFault):
 class AnotherLife(LineFault):
     """A line that shows that its connector was set up anew, which a person must confirm: it is never an odd
     line among others."""
+
+
+class TableParked(LineFault):
+    """A line of a table that is left out until its contract has the key of what has landed of it. It is never
+    an odd line: it lands when the contract is right. ``table``: its full name; ``why``: the error to raise
+    where nothing else can go on."""
+
+    def __init__(self, table: str, why: LandedKeyChanged) -> None:
+        super().__init__(why.problem, why.fix)
+        self.table, self.why = table, why
 
 
 class ValueFault(ValueError):

@@ -15,6 +15,7 @@ from typing import Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged, LandedKeys
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
@@ -34,6 +35,7 @@ from omnisupport_ingest.sources.debezium.faults import (
     FilesPaused,
     LineFault,
     SourceTakesNoFiles,
+    TableParked,
 )
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
@@ -120,7 +122,8 @@ def land(
 
     ``new_epoch``: why the next epoch of the source begins with this file; a file that has landed before
     begins none. ``examined``: the content name of what was examined before; None if nothing was. Raises
-    ``FileRefused``, which names the line that cannot land, and ``FilesPaused``; then nothing has landed.
+    ``FileRefused`` and ``LandedKeyChanged``, which name the line that cannot land, and ``FilesPaused``; then
+    nothing has landed.
     """
     store = inlet.store
     check_source(store.source, inlet.captured, inlet.contracts)
@@ -175,7 +178,7 @@ class LookThrough:
     def read(self, path: Path, examined: str) -> Tally | None:
         """Return a count of the lines of ``path``; None if a file before it has the same content.
 
-        ``examined``: as of ``land``. Raises ``FileRefused`` as ``land`` does.
+        ``examined``: as of ``land``. Raises ``FileRefused`` and ``LandedKeyChanged`` as ``land`` does.
         """
         _refuse_name(path)
         content, store = _content_as(path, examined), self._inlet.store
@@ -290,11 +293,13 @@ class _Reading:
             inlet.handling.with_contracts(contracts),
             self.tally,
             next_ordinal=_above_all(inlet.store, epoch) if arrival else None,
+            parked=LandedKeys(inlet.store.folder).changed(contracts),
         )
         self._beside = LineContext(plain_name(path), landed_at if arrival else None)
 
     def parts(self, epoch: int) -> Iterator[Part]:
-        """Yield the events of the file. Raises ``FileRefused`` for a line that must not land."""
+        """Yield the events of the file. Raises ``FileRefused`` and ``LandedKeyChanged`` for a line that must
+        not land."""
         lines = Lines(self._path)
         with LatestTimes() as latest:
             for block in lines.blocks():
@@ -327,6 +332,12 @@ class _Reading:
         """Yield the event of one line; nothing if the line is of no row."""
         try:
             event = self._reader.read(line, self._beside, epoch, number)
+        except TableParked as fault:
+            # The file stays where it is: it lands whole when the contract is right.
+            raise LandedKeyChanged(
+                f"{printable(self._path)}, line {number}: {fault.problem}",
+                fix=f"{fault.fix} Nothing of the file has landed; give it again then.",
+            ) from None
         except AnotherLife as fault:
             raise self._refused(number, fault) from None
         odd = self._reader.odd

@@ -7,7 +7,7 @@ can be read of its position, row and time. So nothing is lost or guessed, and th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,12 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passed
 from omnisupport_ingest.sources.debezium.events import Events
-from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault, NoEvent
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault, NoEvent, TableParked
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
 from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.orders import Orders
@@ -85,7 +86,7 @@ class LineReader:
 
     ``odd``: the fault of the last line; None if it was read. ``shown``: the schemas of the rows that were
     read. ``next_ordinal``: ordinal of the next event of a source ordered by arrival; None if events have
-    their own positions.
+    their own positions. ``parked``: contracts, by name, of whose tables no event may land, and why.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class LineReader:
         tally: Tally,
         *,
         next_ordinal: int | None = None,
+        parked: Mapping[str, LandedKeyChanged] | None = None,
     ) -> None:
         self.orders, self.tally = orders, tally
         self.odd: LineFault | None = None
@@ -103,17 +105,27 @@ class LineReader:
         self._events = Events(contracts, handling)
         self._contracts: dict[str, TableContract] = {}
         self.shown = ShownSchemas()
-        self._ordinary = OrdinaryLines(contracts, handling, orders, self.shown)
+        self._parked = parked or {}
+        # No line of a parked table is ordinary, so that ``take`` meets the first one.
+        going_on = [each for each in contracts if each.name not in self._parked]
+        self._ordinary = OrdinaryLines(going_on, handling, orders, self.shown)
 
     def read(self, line: bytes, context: LineContext, epoch: int, row: int) -> LandedEvent | None:
         """Return the event in ``line``; None if it is of no row. Raises ``AnotherLife``, as no source may mix
-        two lives."""
+        two lives, and ``TableParked``."""
         return self.take(
             RawRecord(line, lambda: read_line(line, self._handling, context), context), epoch, row
         )
 
     def take(self, record: RawRecord, epoch: int, row: int | None) -> LandedEvent | None:
         """Return the event in ``record``, as ``read`` does. ``row``: None if the record is of no file."""
+        event = self._take(record, epoch, row)
+        contract = None if event is None else self._events.contract_of(event)
+        if contract is not None and (why := self._parked.get(contract.name)) is not None:
+            raise TableParked(contract.full_name, why)
+        return event
+
+    def _take(self, record: RawRecord, epoch: int, row: int | None) -> LandedEvent | None:
         self.odd, change = None, None
         try:
             content = record.change()

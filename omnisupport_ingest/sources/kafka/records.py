@@ -7,7 +7,7 @@ event (``record_columns``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeyChanged
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest, OffsetSpan
 from omnisupport_ingest.landing.names import offsets_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import landed_relations
-from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault, TableParked
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, LineContext
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
@@ -46,7 +47,7 @@ class Round:
 
     ``landed``: the spans of partitions that have landed before. ``highest``: the highest known commit time of
     each partition. ``at_end``: the partitions that were read to their end. ``stopped``: some partition cannot
-    be read.
+    be read. ``parked``: contracts, by name, of whose tables nothing may land, and why.
     """
 
     spans: dict[Partition, OffsetSpan]
@@ -55,6 +56,7 @@ class Round:
     at_end: frozenset[Partition]
     stopped: bool
     highest: dict[Partition, datetime] = field(default_factory=dict)
+    parked: Mapping[str, LandedKeyChanged] = field(default_factory=dict)
 
     def complete(self, landed_at: datetime) -> datetime | None:
         """Return up to which time all partitions have landed: the lowest of their highest times; None if
@@ -71,11 +73,13 @@ class Round:
 
 
 class StopsHere(Exception):
-    """A record that does not land: its partition ends before it. ``fault``: why."""
+    """A record that does not land: its partition ends before it. ``fault``: why. ``also``: the same of other
+    partitions."""
 
     def __init__(self, place: Partition, offset: int, fault: LineFault) -> None:
         super().__init__(fault.problem)
         self.place, self.offset, self.fault = place, offset, fault
+        self.also: Sequence[StopsHere] = ()
 
 
 class RoundReading:
@@ -91,19 +95,28 @@ class RoundReading:
         contracts = inlet.contracts.of_source(inlet.store.source)
         orders = Orders.of(inlet.store, epoch)
         self._handling = inlet.handling.with_contracts(contracts)
-        self._reader = LineReader(orders, contracts, self._handling, self.tally)
+        self._reader = LineReader(orders, contracts, self._handling, self.tally, parked=of.parked)
         self._content = hashlib.sha256()
         self._telling = telling_headers(self._handling)
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """Yield the events, partition by partition. Raises ``StopsHere``."""
+        parked = list[StopsHere]()
         try:
             with LatestTimes() as latest:
                 for place in sorted(self._round.records):
-                    for records in self._round.records[place].blocks(_BYTES_AT_ONCE):
-                        yield from self._many(place, records, epoch, latest)
+                    try:
+                        yield from self._of_partition(place, epoch, latest)
+                    except StopsHere as stop:
+                        if not isinstance(stop.fault, TableParked):
+                            raise
+                        # A table may be in many partitions: all of them are found in one reading.
+                        parked.append(stop)
         except StopsHere as stop:
             raise self._first_stop(stop, epoch) from None
+        if parked:
+            parked[0].also = parked[1:]
+            raise parked[0]
 
     def _first_stop(self, stop: StopsHere, epoch: int) -> StopsHere:
         """Return where reading stops if the records are read one by one.
@@ -127,6 +140,10 @@ class RoundReading:
                     line = record.line(place)
                     self._content.update(line)
                     yield from self._one(place, record, line, epoch, latest)
+
+    def _of_partition(self, place: Partition, epoch: int, latest: LatestTimes) -> Iterator[Part]:
+        for records in self._round.records[place].blocks(_BYTES_AT_ONCE):
+            yield from self._many(place, records, epoch, latest)
 
     def _many(self, place: Partition, records: Records, epoch: int, latest: LatestTimes) -> Iterator[Part]:
         start = 0
@@ -188,7 +205,7 @@ class RoundReading:
         try:
             # No row number: records that follow the last batch are never too late.
             event = self._reader.take(raw, epoch, None)
-        except AnotherLife as fault:
+        except (AnotherLife, TableParked) as fault:
             raise StopsHere(place, offset, fault) from None
         odd = self._reader.odd
         if odd is not None:

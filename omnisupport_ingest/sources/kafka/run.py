@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+from omnisupport_ingest.contracts.landed_keys import LandedKeys
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
@@ -28,9 +29,9 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Partition,
     Ways,
     all_going_on,
-    landed_offsets,
     landed_times,
 )
+from omnisupport_ingest.sources.kafka.parked import ParkedTables, noted_partitions, standing_offsets
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
 from omnisupport_ingest.sources.kafka.two_lives import waits
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
@@ -43,11 +44,13 @@ class Lag:
     """How far a partition has landed. ``landed``: the next offset to read; None before the first record.
 
     ``landed_at``: when its newest record landed; None if the newest batches have none (``landed_times``).
+    ``parked``: full name of the parked table before whose row it waits; empty if it does not.
     """
 
     held: Held
     landed: int | None
     landed_at: datetime | None = None
+    parked: str = ""
 
     @property
     def behind(self) -> int:
@@ -135,9 +138,13 @@ def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path)
     waiting = None
     if (landing / definition.name).is_dir():
         store = LandingStore(landing, definition.name)
-        landed, waiting = landed_offsets(store), waits(store)
+        landed, waiting = standing_offsets(store), waits(store)
     faults = all_going_on(definition.name, held, landed, UNDECIDED).faults
     found = [Finding("offsets", fault.problem, fault.fix) for fault in faults]
+    found += [
+        Finding("landed_key", fault.problem, fault.fix, table=name)
+        for name, fault in LandedKeys(landing / definition.name).changed(definition.tables(contracts)).items()
+    ]
     if waiting is not None:
         found.append(Finding("two_lives", waiting.problem, waiting.fix))
     if any(each.topic_id is None for each in held):
@@ -159,14 +166,20 @@ def lags(definition: SourceDefinition, contracts: Contracts, landing: Path) -> l
     _require_contract(definition, contracts)
     landed: dict[Partition, OffsetSpan] = {}
     times: dict[Partition, datetime] = {}
+    waiting: dict[Partition, str] = {}
     if (landing / definition.name).is_dir():
         store = LandingStore(landing, definition.name)
-        landed, times = landed_offsets(store), landed_times(store)
+        landed, times = standing_offsets(store), landed_times(store)
+        parked = ParkedTables.of(store, definition.tables(contracts))
+        waiting = parked.waiting(
+            noted_partitions(store), {place: span.next for place, span in landed.items()}
+        )
     with Cluster(definition.name, definition.kafka) as cluster:
         found = []
         for held in cluster.held():
-            span = landed.get(held.place)
-            found.append(Lag(held, None if span is None else span.next, times.get(held.place)))
+            place, span = held.place, landed.get(held.place)
+            landed_to = None if span is None else span.next
+            found.append(Lag(held, landed_to, times.get(place), waiting.get(place, "")))
         return found
 
 

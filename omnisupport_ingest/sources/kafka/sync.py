@@ -3,8 +3,8 @@ each.
 
 A round ends when it is large enough or every partition is at its end. It lands as one batch, so the offsets
 of all partitions move in one step: when the manifest exists. If a partition cannot be read (a gap, a replaced
-topic, a record that must not land), it alone stops; the others continue, and the report says so. Only where
-two lives of a connector meet do all of them stop.
+topic, a record that must not land, a row of a parked table), it alone stops; the others continue, and the
+report says so. Only where two lives of a connector meet do all of them stop.
 
 While a round lands, the next records are taken from the client.
 
@@ -24,7 +24,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
 from omnisupport_ingest.locks import locked_folder
-from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault, TableParked
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL
 from omnisupport_ingest.sources.debezium.land import Inlet, land_reading
 from omnisupport_ingest.sources.kafka.client import Cluster, stops_alone
@@ -36,8 +36,14 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Ways,
     all_going_on,
     check_arrival,
-    landed_offsets,
     out_of_range,
+)
+from omnisupport_ingest.sources.kafka.parked import (
+    ParkedPartitions,
+    ParkedTables,
+    Standing,
+    noted_partitions,
+    standing_offsets,
 )
 from omnisupport_ingest.sources.kafka.read_ahead import ReadAhead
 from omnisupport_ingest.sources.kafka.record_columns import Records, runs_of
@@ -63,7 +69,8 @@ class KafkaReport:
     ``finished``: every partition was read to its end. ``odd``: number of records that cannot be read and wait
     in quarantine; ``first_odd``: place, offset and fault of the first. ``faults``: why partitions have
     stopped, or a new epoch was not begun. ``missing``: topics that have landed records and that the cluster
-    no longer has.
+    no longer has. ``parked``: the partitions that wait before a row of a parked table, by its full name; its
+    fault is among ``faults``, once for the table.
     """
 
     source: str
@@ -76,6 +83,7 @@ class KafkaReport:
     first_odd: tuple[Partition, int, LineFault] | None = None
     faults: list[IngestError] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    parked: dict[Partition, Standing] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ class _Open:
 
     ``begun``: that span before any of its records were read. ``next``: the offset after what was read.
     ``ended``: this sync has seen its end, or it has ``stopped`` for a fault. ``at_end``: nothing has come
-    since its end was seen.
+    since its end was seen. ``parked``: full name of the table before whose row it has stopped.
     """
 
     held: Held
@@ -118,6 +126,7 @@ class _Open:
     ended: bool = False
     at_end: bool = False
     stopped: bool = False
+    parked: str = ""
 
     @property
     def span(self) -> OffsetSpan:
@@ -136,7 +145,10 @@ class _Sync:
         self._source = into.inlet.store.source
         self._report = KafkaReport(self._source)
         self._open: dict[Partition, _Open] = {}
-        self._landed = landed_offsets(into.inlet.store)
+        self._landed = standing_offsets(into.inlet.store)
+        self._noted = noted_partitions(into.inlet.store)
+        contracts = into.inlet.contracts.of_source(self._source)
+        self._parked = ParkedTables.of(into.inlet.store, contracts)
         self._highest: dict[Partition, datetime] = {}
         self._epoch: int | None = None
         self._rows = self._bytes = 0
@@ -167,6 +179,7 @@ class _Sync:
             self._land()
             raise
         self._land()
+        self._report_parked()
         self._report.finished = read_all and not self._report.faults
         if self._report.finished and self._into.ways.new_epoch and not self._report.batches:
             self._report.faults.append(self._nothing_begun())
@@ -198,16 +211,23 @@ class _Sync:
             )
         found = all_going_on(self._source, held, self._landed, ways, declared_anew)
         self._report.faults += found.faults
+        # In a new epoch a topic that was made anew may hold other records at the same offsets.
+        noted = {} if ways.new_epoch else self._noted
+        waiting = self._parked.waiting(noted, {place: span.next for place, span in found.spans.items()})
         for each in held:
             if each.place in found.spans:
-                span = found.spans[each.place]
-                self._open[each.place] = _Open(each, span, span.next)
+                span, table = found.spans[each.place], waiting.get(each.place, "")
+                stopped = bool(table)
+                # One that waits is not read, and every manifest says where it stands.
+                self._open[each.place] = _Open(
+                    each, span, span.next, ended=stopped, stopped=stopped, parked=table
+                )
         there = {each.topic for each in held}
         self._report.missing = sorted({topic for topic, _ in self._landed} - there)
         # A topic that was replaced may have fewer partitions; the others have nothing to do with it.
         self._landed = {place: span for place, span in self._landed.items() if place[0] not in found.anew}
         self._cluster.consumer.assign(
-            [TopicPartition(*place, each.next) for place, each in self._open.items()]
+            [TopicPartition(*place, each.next) for place, each in self._open.items() if not each.stopped]
         )
 
     def _check_ids(self, held: Sequence[Held]) -> None:
@@ -270,6 +290,8 @@ class _Sync:
         from confluent_kafka import TopicPartition
 
         of = self._open[place]
+        if of.stopped:
+            return
         of.ended, of.stopped, of.at_end = True, True, False
         self._ahead.between(lambda: self._cluster.consumer.pause([TopicPartition(*place)]))
 
@@ -298,7 +320,10 @@ class _Sync:
                 manifest, tally = land_reading(reading, self._inlet, epoch)
                 break
             except StopsHere as stop:
-                if not self._cut(stop):
+                for each in (stop, *stop.also):
+                    self._cut(each)
+                if not any(each.is_new for each in self._open.values()):
+                    self._note_parked(epoch)
                     return
         assert manifest.file is not None and manifest.file.offsets is not None
         report = self._report
@@ -315,6 +340,7 @@ class _Sync:
                 of.begun = replace(span, start=span.next, records=0, gone=0, accepted="")
                 of.records = Records()
                 report.spans[place] = span
+        self._note_parked(epoch)
         self._into.landed(manifest)
 
     def _round(self) -> Round:
@@ -323,12 +349,13 @@ class _Sync:
             {place: each.records for place, each in self._open.items() if each.records},
             self._landed,
             frozenset(place for place, each in self._open.items() if each.at_end),
-            bool(self._report.faults),
+            bool(self._report.faults) or any(each.parked for each in self._open.values()),
             self._highest,
+            self._parked.by_contract,
         )
 
-    def _cut(self, stop: StopsHere) -> bool:
-        """Stop a partition before a record that must not land. Returns whether anything is left to land."""
+    def _cut(self, stop: StopsHere) -> None:
+        """Stop a partition before a record that must not land."""
         of = self._open[stop.place]
         of.records = of.records.below(stop.offset)
         of.next = stop.offset
@@ -338,13 +365,15 @@ class _Sync:
             self._stop(stop.place, TwoLives(self._inlet.store, self._begin()).write(problem))
             if not self._into.ways.new_epoch:
                 self._hold_others(stop.place)
+        elif isinstance(stop.fault, TableParked):
+            of.parked = stop.fault.table
+            self._end(stop.place)
         else:
             fix = (
                 f"{stop.fault.fix} Or let such records wait in quarantine: events.odd_lines in the "
                 "definition. What stands behind it lands then."
             )
             self._stop(stop.place, RecordRefused(f"{problem}.", fix=fix))
-        return any(each.is_new for each in self._open.values())
 
     def _hold_others(self, place: Partition) -> None:
         """Land nothing more of the partitions other than ``place``.
@@ -354,8 +383,28 @@ class _Sync:
         """
         for other, of in self._open.items():
             if other != place:
+                if of.next != of.begun.next:
+                    # The row of a parked table that it stopped before is not the next to read.
+                    of.parked = ""
                 of.records, of.next = Records(), of.begun.next
                 self._end(other)
+
+    def _note_parked(self, epoch: int) -> None:
+        """Note where the partitions stand of topics that wait, when that is where landing stands.
+
+        What is noted of a partition that this sync cannot read stays: no manifest may tell of it yet.
+        """
+        topics = {place[0] for place, each in self._open.items() if each.parked}
+        unread = [each for place, each in self._noted.items() if place not in self._open]
+        waiting = [_standing(each) for place, each in self._open.items() if place[0] in topics]
+        ParkedPartitions(self._inlet.store, epoch).write([*unread, *waiting])
+
+    def _report_parked(self) -> None:
+        report = self._report
+        report.parked = {place: _standing(each) for place, each in self._open.items() if each.parked}
+        for table in sorted({each.table for each in report.parked.values()}):
+            waiting = {place: each.offset for place, each in report.parked.items() if each.table == table}
+            report.faults.append(self._parked.fault(table, waiting))
 
     def _nothing_begun(self) -> KafkaRefused:
         return KafkaRefused(
@@ -388,3 +437,8 @@ class _Sync:
 
         with failpoint("kafka.mirror"):
             self._ahead.between(commit)
+
+
+def _standing(of: _Open) -> Standing:
+    """Return where ``of`` stands, if nothing of it is to land."""
+    return Standing(*of.held.place, of.begun.next, of.parked, of.begun.topic_id)

@@ -53,12 +53,12 @@ def reader(mock: Broker, tmp_path: Path) -> Reader:
     return Reader(tmp_path, mock.address, TOPIC)
 
 
-def overtake(mock: Broker) -> None:
-    """Write so much that the first records of partition 0 are deleted."""
+def overtake(mock: Broker, topic: str = TOPIC) -> None:
+    """Write so much that the first records of partition 0 of ``topic`` are deleted."""
     large = os.urandom(400_000).hex()
     values = ((key, value | {"pad": large}) for key, value in changes(100, 9))
     for each in values:
-        mock.produce(TOPIC, [each])
+        mock.produce(topic, [each])
 
 
 def test_retention_that_overtook_us_is_a_gap_and_other_partitions_go_on(mock: Broker, reader: Reader) -> None:

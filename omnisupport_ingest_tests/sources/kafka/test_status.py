@@ -23,7 +23,7 @@ from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, TABLES, contract
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, mock_cluster
 from omnisupport_ingest_tests.sources.kafka.test_faults import TOPIC, overtake
-from omnisupport_ingest_tests.sources.kafka.topics import changes
+from omnisupport_ingest_tests.sources.kafka.topics import changes, write_key
 
 pytestmark = pytest.mark.full
 
@@ -75,6 +75,7 @@ def test_lag_is_what_has_not_landed_of_each_partition(mock: Broker) -> None:
         "end": 5,
         "behind": 5,
         "gone": 0,
+        "parked": None,
         "landed_at": None,
         "seconds_since_landed": None,
     }
@@ -138,6 +139,41 @@ def test_records_that_were_deleted_before_they_landed_are_a_gap_and_not_well(moc
     checked = command("preflight", SOURCE, "--json")
     offsets = [each for each in json.loads(checked.out)["findings"] if each["check"] == "offsets"]
     assert checked.code == 1 and "--accept-gap" in offsets[0]["fix"]
+
+
+def test_a_table_that_waits_for_its_contract_is_named_with_its_partitions_and_the_fix(
+    mock: Broker, tmp_path: Path
+) -> None:
+    mock.produce(TOPIC, changes(1, 2))
+    sync()
+    write_key(tmp_path / "contracts" / "data", "email")
+    mock.produce(TOPIC, changes(3, 2))
+    sync()
+    code, told, shown = status()
+    assert (code, told["behind"]) == (1, 2)
+    assert [each["parked"] for each in told["partitions"]] == ["public.customers", None, None, None]
+    (table,) = told["parked"]
+    assert table["table"] == "customers" and "x-cdc.key" in table["fix"]
+    assert f"{TOPIC}[0]: landed up to offset 2 of 4, 2 behind" in shown
+    assert "waits before a row of public.customers" in shown
+    assert "customers is left out: " in shown and "Fix: Give the contract that key again" in shown
+    checked = json.loads(command("preflight", SOURCE, "--json").out)
+    (finding,) = [each for each in checked["findings"] if each["check"] == "landed_key"]
+    assert not checked["ready"] and "public.customers the key (email)" in json.dumps(finding)
+
+    whole = json.loads(command("status", "--json").out)
+    (key,) = whole["schema_changes"]
+    assert (key["table"], key["parked"]) == ("customers", True) and "nothing of it lands" in key["what"]
+    assert f"left out: customers (source status {SOURCE})" in command("status").out
+    assert "nothing of it lands" in command("contracts", "changes").out
+    found = json.loads(command("alarms", "--json").out)
+    assert any("nothing of it lands" in json.dumps(each) for each in found["problems"])
+
+    write_key(tmp_path / "contracts" / "data", "id")
+    sync()
+    code, told, _ = status()
+    assert (code, told["behind"], told["parked"]) == (0, 0, [])
+    assert json.loads(command("status", "--json").out)["schema_changes"] == []
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_a_fix(mock: Broker, tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ def test_two_that_go_on_at_the_same_offsets_cannot_both_land(
     broker.produce(f"{prefix}a", changes(1, 2))
     reader.sync()
     # It looked before the other one had landed.
-    monkeypatch.setattr(sync_module, "landed_offsets", lambda _: {})
+    monkeypatch.setattr(sync_module, "standing_offsets", lambda _: {})
     with pytest.raises(ChainContested):
         reader.sync()
     assert reader.keys() == [1, 2]

@@ -19,6 +19,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.as_of import TableIncomplete, open_reading
 from omnisupport_ingest.read.explain import NothingToExplain, explain
 from omnisupport_ingest.review.erasing import erase
+from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.preflight.findings import PreflightFailed
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
@@ -35,11 +36,12 @@ TABLE = "swapped"
 
 
 class Story:
-    """The table in three stretches: by its key ``id``, left out, and by its key ``n``."""
+    """The table in three stretches: by its key ``id``, left out, and by its key ``n``. ``others``: tables
+    beside it."""
 
-    def __init__(self, source: SourceUnderTest, folder: Path, spark: SparkSession) -> None:
+    def __init__(self, source: SourceUnderTest, folder: Path, spark: SparkSession, *others: str) -> None:
         self.source, self.spark = source, spark
-        self.desk = Desk(source, folder, spark, {TABLE: Case([], [], [])})
+        self.desk = Desk(source, folder, spark, {name: Case([], [], []) for name in (TABLE, *others)})
         self._beside = 100
 
     def sql(self, *statements: str) -> None:
@@ -70,6 +72,15 @@ class Story:
         proposal = propose(self.source.settings, self.desk.workspace, self.desk.contract(TABLE), every=False)
         assert [(step.at, step.compatibility) for step in proposal.steps] == [("x-cdc.key", "breaking")]
         write(self.desk.workspace.home.path, self.desk.contract(TABLE), proposal)
+
+    def contract_is_edited(self) -> None:
+        """By hand, before anything has changed at the source."""
+        path = Path(self.desk.contract(TABLE).path)
+        document = json.loads(path.read_text())
+        document["x-cdc"]["key"], document["required"] = ["n"], [*document["required"], "n"]
+        document["properties"]["n"]["type"] = "integer"
+        path.write_text(json.dumps(document))
+        self.source.tables[:] = [each.as_captured for each in contracts_in_force(self.source.settings)]
 
     def left_out(self) -> None:
         """Until the table is left out, and its contract has followed."""
@@ -185,6 +196,48 @@ def test_the_lake_shows_the_table_by_its_former_key_until_it_is_read_by_the_new_
     held = {(row["key"], json.loads(row["after"] or "{}").get("v")) for row in events.collect()}
     assert {('["1"]', "one"), ('["2"]', None), ('["3"]', "three")} <= held
     assert {('["2"]', "two"), ('["1"]', "unseen")}.isdisjoint(held)
+
+
+@pytest.mark.slow
+def test_a_contract_that_is_edited_while_capture_runs_counts_when_its_table_is_read_and_not_before(
+    source: SourceUnderTest, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running capture has the contract that it was started with. It takes the edited one when it prepares
+    again, here for the fault of another table, and finds that somebody wants this one read."""
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.5)
+    # The other way, in which a table that is left out is added while nothing else happens, would be faster.
+    monkeypatch.setattr(AddedTables, "add_requested", lambda *_: None)
+    story = Story(source, tmp_path, spark, "third")
+    desk = story.desk
+    desk.captured()
+    source.tables[:] = [each.as_captured for each in source.tables]
+    with following(source):
+        story.by_id()
+        desk.taken_in()
+        story.contract_is_edited()
+        story.sql("INSERT INTO {t} VALUES (6, 'six', 60, 'ok')", "UPDATE {t} SET n = 61 WHERE id = 6")
+        story.landed()
+        mine = [each for each in source.events("c", "u", "d") if each.source_table == TABLE]
+        assert {each.key for each in mine if each.after is not None and "six" in each.after} == {'["6"]'}
+        assert all(each.moved_from_key is None for each in mine), "an update of n is no key change"
+        desk.taken_in()
+        assert (desk.contract(TABLE).key, desk.contract(TABLE).as_captured.key) == (("id",), ("n",))
+        assert desk.current(TABLE) == desk.at_source(TABLE), "the lake goes by what has landed, too"
+
+        story.key_changes()
+        SnapshotRequests(source.store.folder).write(TABLE, "another key")
+        desk.sql("third", ["ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (n)"])
+        desk.sql("third", ["UPDATE {t} SET v = 'unseen'"])
+        until(lambda: "third" in ParkedTables(source.store.folder, 1).all())
+        until(lambda: story.in_force == ("n",))
+        assert ParkedTables(source.store.folder, 1).all().keys() == {"third"}
+        story.by_n()
+        since = [each for each in source.events("c", "u", "d") if each.source_table == TABLE][-5:]
+        assert [each.key for each in since][-2:] == ['["5"]', '["5"]']
+    desk.taken_in()
+    assert desk.contract(TABLE).key == ("n",)
+    assert desk.current(TABLE) == desk.at_source(TABLE)
+    assert desk.current(BESIDE) == desk.at_source(BESIDE)
 
 
 @pytest.mark.slow
