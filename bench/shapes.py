@@ -176,7 +176,7 @@ def _many_tables(count: int) -> Shape:
         _run(source, rounds, body + "\n        COMMIT;")
         return rounds * count
 
-    return Shape(prepare, _own_tables(names), change, share=0.25)
+    return Shape(prepare, _own_tables(names), change)
 
 
 _WIDE = ", ".join(f"{_TEXT.format('id')} || repeat(md5(id::text || '{number}'), 38)" for number in range(4))
@@ -187,13 +187,13 @@ SHAPES: dict[str, Shape] = {
     "mixed": Shape(_mixed_prepare, lambda _: default_contracts_dir(), _mixed_change),
     "narrow": _one_table("a bigint, b text", "id % 977, 'x' || id % 1000"),
     "wide": _one_table(
-        "a bigint, b text, c text, d text, e text", f"id % 977, {_WIDE}", a_round=20, share=0.08
+        "a bigint, b text, c text, d text, e text", f"id % 977, {_WIDE}", a_round=20, share=0.24
     ),
     "columns": _one_table(
         "a bigint, " + ", ".join(f"c{number} text" for number in range(1, _COLUMNS)),
         "id % 977, " + ", ".join(f"'v' || id % {number + 1}" for number in range(1, _COLUMNS)),
         a_round=20,
-        share=0.04,
+        share=0.12,
     ),
     "tables": _many_tables(1000),
     "single": _one_table("a bigint, b text", "id % 977, 'x' || id % 1000", a_round=1, share=0.5),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from omnisupport_ingest.contracts.model import Contracts, KeyEra, TableContract
 from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.records import decode_note, encode, read_note
+from omnisupport_ingest.records import MAX_NOTE_BYTES, decode_note, encode
 from omnisupport_ingest.storage import update
 
 FILE = "keys.json"
@@ -116,6 +117,12 @@ class _Record:
     tables: dict[str, KeysOfTable]
 
 
+@lru_cache(8)
+def _decoded(content: bytes) -> Mapping[str, KeysOfTable]:
+    """Return the tables of the record ``content``. A source of many tables looks at it for each of them."""
+    return decode_note(_Record, content).tables
+
+
 class LandedKeys:
     """The keys of the tables of one source."""
 
@@ -130,7 +137,7 @@ class LandedKeys:
     def all(self) -> dict[str, KeysOfTable]:
         """Return the keys of every table, by full name. Raises ``LandedKeysUnreadable``."""
         try:
-            return read_note(_Record, self._path).tables
+            return {**_decoded(read_file(self._path, limit=MAX_NOTE_BYTES))}
         except FileNotFoundError:
             return {}
         except (OSError, Unreadable) as error:
@@ -164,10 +171,10 @@ class LandedKeys:
 
         def changed(content: bytes | None) -> bytes | None:
             try:
-                tables = {} if content is None else decode_note(_Record, content).tables
+                tables = {} if content is None else _decoded(content)
             except Unreadable as error:
                 raise self._unreadable(error) from error
-            now = tables | {**change(tables)}
+            now = {**tables, **change(tables)}
             return None if now == tables else encode(_Record(now))
 
         # Who lands a file holds the lock of the source's own folder.

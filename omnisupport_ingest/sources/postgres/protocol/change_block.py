@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Rows
-from omnisupport_ingest.sources.postgres.protocol.parsed_rows import Images, UsedTables
+from omnisupport_ingest.sources.postgres.protocol.parsed_rows import Images, used_tables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
@@ -174,7 +174,7 @@ class _RowChanges:
         known = [oid in self._schemas for oid in oids.tolist()]
         schemas = [self._schemas[oid] for oid, is_known in zip(oids.tolist(), known, strict=True) if is_known]
         numbers = np.where(known, np.cumsum(known) - 1, -1).astype(np.int32)[table_of]
-        tables = UsedTables(schemas, self._divisions_of([each.name for each in schemas]))
+        tables = used_tables(tuple(schemas), tuple(self._divisions_of([each.name for each in schemas])))
         try:
             images = tables.images(self._bytes, self._starts, self._ends, numbers)
         except (pa.ArrowInvalid, OverflowError):

@@ -7,6 +7,7 @@ call converts the changes of any mix of tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,12 @@ class Images(NamedTuple):
 
     converted: Flags
     columns: dict[str, pa.Array]
+
+
+@lru_cache(8)
+def used_tables(schemas: tuple[RowSchema, ...], divisions: tuple[Division | None, ...]) -> UsedTables:
+    """Return one value for the same tables: if a block has a thousand of them, the next one has, too."""
+    return UsedTables(schemas, divisions)
 
 
 class UsedTables:
