@@ -28,6 +28,17 @@ class CompiledRows(Protocol):
 
     def find_frames(self, data: Bytes, at: int, filled: int, longest: int, letter: int, /) -> bytes: ...
 
+    def receive(
+        self,
+        descriptor: int,
+        into: memoryview,
+        enough: int,
+        gap_micros: int,
+        idle_micros: int,
+        most_micros: int,
+        /,
+    ) -> int | None: ...
+
     def join(self, data: Bytes, starts: Bytes, ends: Bytes, /) -> bytes: ...
 
     def convert_changes(self, *arguments: Bytes | bool) -> tuple[bytes, tuple[Column, ...], bytes, bytes]: ...

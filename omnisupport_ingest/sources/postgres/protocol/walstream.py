@@ -102,7 +102,7 @@ class WalStream:
             if frame is None:
                 if not self._transport.receive(self._frames):
                     return None
-                self._reply_requested_at, self._receiving = None, True
+                self._reply_requested_at, self._receiving = None, not self._transport.gathers
                 frame = self._frames.pop()
                 if frame is None:
                     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -181,3 +183,39 @@ def test_what_is_too_large_for_one_array_is_refused_and_not_cut(monkeypatch: pyt
 
     monkeypatch.setattr(copy_rows, "compiled_rows", TooLarge)
     assert copied_rows(b"1\n", ("a",), [0]).images.equals(pa.array(['{"a":"1"}']))
+
+
+def test_what_comes_soon_after_is_received_together() -> None:
+    assert compiled_rows is not None
+    server, ours = socket.socketpair()
+    second = 1_000_000
+    with server, ours:
+        into = memoryview(bytearray(20))
+
+        def received(enough: int) -> int | None:
+            return compiled_rows.receive(ours.fileno(), into, enough, 100, 30 * second, 60 * second)  # type: ignore[union-attr]
+
+        assert received(10) is None, "nothing has come, and it does not wait"
+        server.sendall(b"first")
+        later = threading.Timer(0.05, server.sendall, [b" and more"])
+        later.start()
+        assert received(14) == 14 and bytes(into[:14]) == b"first and more"
+        later.join()
+        server.sendall(bytes(30))
+        assert received(100) == 20, "no more than there is room for"
+        assert received(1) == 10
+        server.sendall(b"last")
+        server.shutdown(socket.SHUT_WR)
+        assert received(100) == 4
+        assert received(100) == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        compiled_rows.receive(ours.fileno() if ours.fileno() >= 0 else 10_000, into, 1, 100, 500, 2_000)
+
+
+@pytest.mark.parametrize(("idle", "most"), [(2_000, 60_000_000), (60_000_000, 2_000)])
+def test_a_server_that_sends_little_is_not_waited_for_long(idle: int, most: int) -> None:
+    assert compiled_rows is not None
+    server, ours = socket.socketpair()
+    with server, ours:
+        server.sendall(b"x")
+        assert compiled_rows.receive(ours.fileno(), memoryview(bytearray(9)), 9, 100, idle, most) == 1
