@@ -226,11 +226,16 @@ static int64_t micros_now(void) {
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
+static struct timespec timespec_of(int64_t micros) {
+    struct timespec found = {(time_t)(micros / 1000000), (long)(micros % 1000000 * 1000)};
+    return found;
+}
+
 /* Whether something arrives within so many microseconds. */
 static int is_readable(int descriptor, int64_t micros) {
     struct pollfd socket = {descriptor, POLLIN, 0};
 #ifdef __linux__
-    struct timespec wait = {0, (long)(micros * 1000)};
+    struct timespec wait = timespec_of(micros);
     return ppoll(&socket, 1, &wait, NULL) > 0;
 #else
     return poll(&socket, 1, (int)((micros + 999) / 1000)) > 0;
@@ -270,7 +275,7 @@ static PyObject *receive(PyObject *module, PyObject *const *args, Py_ssize_t cou
         left = until - now < idle ? until - now : idle;
         if (left <= 0) break;
         if (!has_slept && gap < left) {
-            struct timespec wait = {0, (long)(gap * 1000)};
+            struct timespec wait = timespec_of(gap);
             nanosleep(&wait, NULL);
             has_slept = 1;
         } else if (!is_readable(descriptor, left))
