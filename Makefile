@@ -12,7 +12,7 @@ DOCS_INSTALLED := $(DOCS)/.installed
 DEPLOY := .venv-deploy
 DEPLOY_INSTALLED := $(DEPLOY)/.installed
 # What is compiled when the package is installed.
-COMPILED := $(wildcard omnisupport_ingest/sources/*/*/*.c omnisupport_ingest/sources/*/*.c)
+COMPILED := $(wildcard omnisupport_ingest/*.h omnisupport_ingest/*/*.c omnisupport_ingest/*/*/*.c omnisupport_ingest/*/*/*/*.c)
 # Tests and services start hundreds of processes, each of which would compile all modules for itself.
 export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=

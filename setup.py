@@ -36,7 +36,7 @@ def compiled(module: str) -> Extension:
     return Extension(
         module,
         [module.replace(".", "/") + ".c"],
-        depends=["omnisupport_ingest/sources/compiled_arrays.h"],
+        depends=["omnisupport_ingest/compiled_arrays.h", "omnisupport_ingest/compiled_texts.h"],
         extra_compile_args=["-O3", "-std=c11"],
         py_limited_api=True,
         optional=True,
@@ -48,6 +48,7 @@ setup(
     ext_modules=[
         compiled("omnisupport_ingest.sources.postgres.protocol.compiled_rows"),
         compiled("omnisupport_ingest.sources.debezium.compiled_lines"),
+        compiled("omnisupport_ingest.contracts.compiled_images"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -17,7 +17,7 @@ PACKAGE = Path(omnisupport_ingest.__file__).parent
 VALUES = {"errors", "position", "key_range", "windows", "foreign", "json_values", "records"}
 VALUES |= {"sealed_requests", "wording"}
 FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "tracing", "progress", "home", "locks", "processes"}
-FLOOR_1 |= {"storage", "bucket", "visiting", "sqlite_index"}
+FLOOR_1 |= {"storage", "bucket", "visiting", "sqlite_index", "compiled"}
 
 LAKE_SIDE = {"layers", "read", "review", "checks"}
 

@@ -21,12 +21,12 @@ from packaging.requirements import Requirement
 from omnisupport_ingest import __version__
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.status_health import SCARCE_BYTES, SOON_DAYS
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import answers
 from omnisupport_ingest.runtime.running import running_services, ui_port
 from omnisupport_ingest.settings import NightlyRetention, Settings
-from omnisupport_ingest.sources.compiled import compiled_rows
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace

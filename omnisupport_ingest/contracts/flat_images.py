@@ -1,29 +1,28 @@
 """Reading row images as Arrow columns, without a Python object per row.
 
-A landed image is a flat JSON object of texts and nulls, written compactly. One regular expression proves this
-for many images at once, and DuckDB extracts their columns. Any other image (another program's formatting, a
-repeated name, half of a surrogate pair, a number) is left to the exact reader (``images.read_image``).
+A landed image is a flat JSON object of texts and nulls, written compactly. One compiled pass proves this and
+reads the columns (``compiled_images.c``). What it does not take for ordinary, names with escapes above all, a
+regular expression proves and DuckDB reads. Any other image (another program's formatting, a repeated name,
+half of a surrogate pair, a number) is left to the exact reader (``images.read_image``).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from omnisupport_ingest.compiled import CompiledImages, buffer_of, compiled_images, texts_of
 
 # Escapes that all readers decode alike: not NUL, and nothing that may be half of a surrogate pair.
 _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
 _TEXT = rf'"(?:[^"\\\x00-\x1f]|{_ESCAPE})*"'
-_PLAIN_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
 MEMBER_VALUE = rf"(?:null|{_TEXT})"
 """Regular expression for the value of a member of a flat image: null, or a text."""
 
@@ -33,20 +32,6 @@ _KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
 
 _QUERIES = 1_000
 """Queries that a process caches: one or two for each table."""
-
-_WORD = re.compile("[A-Za-z0-9_]+")
-_FIRST = 64
-_SAMPLE = 16
-"""Images among the first ones whose most frequent list of names is tried next."""
-
-_TRIES = 4
-"""Lists of names that are tried."""
-
-_FEW_ALIKE = 8
-"""If a list of names fits fewer than this fraction (1/n) of the images, no other is tried."""
-
-_MOST_NAMES = 200
-"""With more names the regular expression would be slow."""
 
 _READ = """
 SELECT {columns} FROM (SELECT json_extract_string(image, {paths}) AS texts FROM images)
@@ -64,9 +49,6 @@ _READ_KEYS = """
 SELECT {columns}, parts
 FROM (SELECT json_extract_string(image, {paths}) AS texts, json_array_length(image) AS parts FROM images)
 """
-
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -95,72 +77,61 @@ def read_flat(images: pa.StringArray, columns: Sequence[str], *, seen: Sequence[
 
     ``seen``: further columns of which only is read whether they were sent.
     """
-    looked_for = (*columns, *seen)
-    known, sent, more, unusual, rest = _by_usual_names(images, looked_for)
-    proven = pa.array(known)
-    if len(unusual):
-        flat = are_flat(rest)
-        in_rest, distinct, doubtful = _sent(pc.if_else(flat, rest, "{}"), looked_for)
-        for name in looked_for:
-            sent[name][unusual] = in_rest[name].to_numpy(zero_copy_only=False)
-        more[unusual] = doubtful.to_numpy(zero_copy_only=False)
-        known[unusual] = pc.and_(flat, distinct).to_numpy(zero_copy_only=False)
-        proven = pa.array(known)
+    if compiled_images is None:
+        return _read_by_queries(images, columns, (*columns, *seen))
+    found = _read_in_one_pass(compiled_images, images, columns, (*columns, *seen))
+    left = pc.and_not(images.is_valid(), found.proven)
+    if not left.true_count:
+        return found
+    # Names that are written with an escape, or an image that is not flat.
+    rest = _read_by_queries(images.filter(left), columns, (*columns, *seen))
+
+    def whole(read: pa.Array, others: pa.Array) -> pa.Array:
+        return pc.replace_with_mask(read, left, others)
+
+    return FlatImages(
+        whole(found.proven, rest.proven),
+        {name: whole(found.texts[name], rest.texts[name]) for name in found.texts},
+        {name: whole(found.sent[name], rest.sent[name]) for name in found.sent},
+        whole(found.others, rest.others),
+    )
+
+
+def _read_in_one_pass(
+    compiled: CompiledImages, images: pa.StringArray, columns: Sequence[str], looked_for: Sequence[str]
+) -> FlatImages:
+    """Read images whose names have no escapes. The others are not proven."""
+    count, names = len(images), [json.dumps(each, ensure_ascii=False)[1:-1].encode() for each in looked_for]
+    valid, offsets, content = images.buffers()
+    if not count or content is None:
+        content = b""
+    proven, texts, sent, others = compiled.read(
+        content,
+        np.frombuffer(offsets, np.int32, count + 1, 4 * images.offset) if count else np.zeros(1, np.int32),
+        valid,
+        images.offset,
+        b"".join(names),
+        np.cumsum([0, *map(len, names)]).astype(np.int32),
+        len(columns),
+    )
+    flags = [np.frombuffer(buffer_of(each), np.bool_) for each in (proven, sent, others)]
+    return FlatImages(
+        pa.array(flags[0]),
+        {name: texts_of(each, count, is_utf8=True) for name, each in zip(columns, texts, strict=True)},
+        dict(zip(looked_for, map(pa.array, flags[1].reshape(len(looked_for), count)), strict=True)),
+        pa.array(flags[2]),
+    )
+
+
+def _read_by_queries(images: pa.StringArray, columns: Sequence[str], looked_for: Sequence[str]) -> FlatImages:
+    """Read images by regular expressions and DuckDB, whatever their names are."""
+    flat = are_flat(images)
+    sent, distinct, others = _sent(pc.if_else(flat, images, "{}"), looked_for)
+    proven = pc.and_(flat, distinct)
     read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
     found = query_images(_reading(tuple(columns)), read)
     texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
-    return FlatImages(proven, texts, {name: pa.array(each) for name, each in sent.items()}, pa.array(more))
-
-
-def _by_usual_names(
-    images: pa.StringArray, columns: Sequence[str]
-) -> tuple[Mask, dict[str, Mask], Mask, npt.NDArray[np.int64], pa.StringArray]:
-    """Prove images that have the same names in the same order by one regular expression for all of them.
-
-    Most images of a table have all its columns, and nearly always the same few are not sent. So some lists of
-    names are tried, each on the images that the earlier ones left. Returns which images are proven, by column
-    which of these have it, which have another column, and the numbers and images of the others.
-    """
-    proven, more = np.zeros(len(images), np.bool_), np.zeros(len(images), np.bool_)
-    sent = {name: np.zeros(len(images), np.bool_) for name in columns}
-    left, others = np.arange(len(images)), images
-    for _ in range(_TRIES):
-        names = _names_of_most(others)
-        if not names:
-            break
-        alike = pc.fill_null(pc.match_substring_regex(others, _object_of(names)), False)
-        chosen = alike.to_numpy(zero_copy_only=False)
-        here = left[chosen]
-        proven[here] = True
-        for name in set(columns).intersection(names):
-            sent[name][here] = True
-        more[here] = not set(columns).issuperset(names)
-        few = len(here) < len(left) // _FEW_ALIKE
-        left = left[~chosen]
-        others = others.filter(pc.invert(alike))
-        if few:
-            break
-    return proven, sent, more, left, others
-
-
-def _names_of_most(images: pa.StringArray) -> tuple[str, ...]:
-    """Return the most frequent list of names among the first images; empty unless all are distinct words."""
-    some = images.slice(0, _FIRST)
-    proven = some.filter(pc.fill_null(pc.match_substring_regex(some, _COMPACT), False))
-    forms = Counter(
-        tuple(name for name, _ in json.loads(image, object_pairs_hook=list))
-        for image in proven.slice(0, _SAMPLE).to_pylist()
-    )
-    [(names, _)] = forms.most_common(1) or [((), 0)]
-    plain = len(names) <= _MOST_NAMES and all(_WORD.fullmatch(name) for name in names)
-    return names if plain and len(set(names)) == len(names) else ()
-
-
-@lru_cache(_QUERIES)
-def _object_of(names: tuple[str, ...]) -> str:
-    """Return the regular expression of flat objects that have ``names`` in that order."""
-    members = ",".join(f'"{name}":(?:null|{_PLAIN_TEXT})' for name in names)
-    return rf"\A\{{{members}\}}\z"
+    return FlatImages(proven, texts, sent, others)
 
 
 def _sent(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.compiled import compiled_images
 from omnisupport_ingest.contracts import flat_images
 from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest_tests.examples import examples
@@ -152,3 +154,64 @@ def test_no_images_are_no_rows() -> None:
 
 def _told(*columns: pa.Array) -> Sequence[tuple[object, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+COMPILED = pytest.mark.skipif(compiled_images is None, reason="installed without a C compiler")
+
+
+@COMPILED
+@settings(max_examples=examples(250))
+@given(st.lists(st.one_of(images, spoiled(), st.none()), max_size=12), st.integers(0, 9))
+def test_one_pass_reads_what_queries_read(written: list[str | None], start: int) -> None:
+    whole = pa.array(written, pa.string())
+    # Also of an array that begins within a byte of validity, and of one without content.
+    for landed in (whole, whole.slice(start), whole.slice(start, 3)):
+        read, seen = COLUMNS[:5], COLUMNS
+        assert compiled_images is not None
+        found = flat_images._read_in_one_pass(compiled_images, landed, read, seen)
+        by_queries = flat_images._read_by_queries(landed, read, seen)
+        for row in np.flatnonzero(found.proven).tolist():
+            assert by_queries.proven[row].as_py()
+            assert found.others[row] == by_queries.others[row]
+            for name in seen:
+                assert found.sent[name][row] == by_queries.sent[name][row]
+            for name in read:
+                assert found.texts[name][row] == by_queries.texts[name][row]
+        unproven = np.flatnonzero(np.invert(found.proven)).tolist()
+        assert not any(each[row].as_py() for row in unproven for each in (found.others, *found.sent.values()))
+        assert all(found.texts[name][row].as_py() is None for row in unproven for name in read)
+
+
+@COMPILED
+def test_usual_images_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(flat_images, "_read_by_queries")
+    long = "é\n" * 3000
+    rows = [{"id": "1", "0": None}, {"0": long, "x": "\x7f"}, {"~": "\x01\x1f"}, {}]
+    found = read_flat(pa.array([orjson.dumps(row).decode() for row in rows]), COLUMNS)
+    assert [_row(found.texts, found.sent, row) for row in range(4)] == [rows[0], {"0": long}, rows[2], {}]
+    assert found.others.to_pylist() == [False, True, False, False]
+
+
+@COMPILED
+@pytest.mark.parametrize("count", [64, 65])
+def test_images_of_many_other_names_are_proven_all_the_same(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    twice = [*names, names[count // 2]]
+    written = ["{" + ",".join(f'"{name}":"x"' for name in row) + "}" for row in (names, twice)]
+    assert read_flat(pa.array(written), COLUMNS).proven.to_pylist() == [True, False]
+
+
+@COMPILED
+def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
+    assert compiled_images is not None
+    image, offsets, places = b'{"a":"1"}', np.array([0, 9], np.int32), np.array([0, 1], np.int32)
+    good = [image, offsets, None, 0, b"a", places, 1]
+    assert bytes(flat_images.buffer_of(compiled_images.read(*good)[0])) == b"\x01"
+    wrong = [
+        (1, np.array([0, 10], np.int32)), (1, np.array([-1, 9], np.int32)), (1, np.array([9, 0], np.int32)),
+        (1, np.zeros(0, np.int32)), (2, pa.py_buffer(b"")), (3, -1), (4, b""), (5, places - 1),
+        (5, places[::-1].copy()), (6, 2), (6, -1),
+    ]  # fmt: skip
+    for at, value in wrong:
+        with pytest.raises(ValueError, match="do not fit"):
+            compiled_images.read(*(value if i == at else each for i, each in enumerate(good)))

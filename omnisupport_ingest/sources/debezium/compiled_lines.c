@@ -6,7 +6,7 @@
    Nothing is read outside the lines, whatever they hold. UTF-8 is not checked here. The interpreter's lock is not held
    meanwhile. */
 
-#include "../compiled_arrays.h"
+#include "../../compiled_arrays.h"
 
 /* As `json_walk.Step`. */
 enum { EXPECT, TEXT, WHOLE, NUMBER, VARIABLE, FLAG, TEXTS, TEXTS_APART, STEPS };

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from omnisupport_ingest.sources.compiled import buffer_of, compiled_lines, texts_of
+from omnisupport_ingest.compiled import buffer_of, compiled_lines, texts_of
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Flags, Places
 
 VARIABLE_DECIMAL = (

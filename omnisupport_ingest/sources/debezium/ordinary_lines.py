@@ -17,9 +17,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.compiled import compiled_lines
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA
-from omnisupport_ingest.sources.compiled import compiled_lines
 from omnisupport_ingest.sources.debezium import line_forms
 from omnisupport_ingest.sources.debezium.column_texts import Column, NotOrdinary
 from omnisupport_ingest.sources.debezium.faults import ValueFault

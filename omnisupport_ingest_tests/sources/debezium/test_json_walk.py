@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.sources.compiled import compiled_lines
+from omnisupport_ingest.compiled import compiled_lines
 from omnisupport_ingest.sources.debezium.json_walk import VARIABLE_DECIMAL, Slot, Step, Walk
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest_tests.examples import examples

@@ -21,7 +21,7 @@ import orjson
 import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.compiled import buffer_of, compiled_rows, texts_of
+from omnisupport_ingest.compiled import buffer_of, compiled_rows, texts_of
 from omnisupport_ingest.sources.postgres.protocol.copy_socket import copy_from_socket
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Numbers

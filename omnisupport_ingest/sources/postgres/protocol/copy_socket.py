@@ -23,7 +23,7 @@ import psycopg2
 import psycopg2.errors
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.compiled import compiled_rows
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, FRAME_HEADER, frame_bounds
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge

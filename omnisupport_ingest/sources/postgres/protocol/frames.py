@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from omnisupport_ingest.sources.compiled import compiled_rows
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, big_endian
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 

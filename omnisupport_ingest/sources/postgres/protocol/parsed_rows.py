@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from omnisupport_ingest.compiled import compiled_rows, texts_of
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division
-from omnisupport_ingest.sources.compiled import compiled_rows, texts_of
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Flags, Numbers, Positions
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.compiled import compiled_rows
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol.frames import (
     BUFFER_BYTES,
     HEAD_BYTES,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.sources.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol import copy_rows, frames, parsed_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows
 from omnisupport_ingest_tests.sources.postgres.protocol.test_change_block import (

@@ -1,4 +1,4 @@
-"""The compiled functions that read changes, rows and lines, if they are installed.
+"""The compiled functions that read changes, rows, lines and row images, if they are installed.
 
 They are compiled when the package is installed on a machine with a C compiler; a built wheel has them.
 Without them every row is converted by the exact way in Python, with the same result, at several times the
@@ -48,6 +48,22 @@ class CompiledRows(Protocol):
     ) -> tuple[Column, Column, Memory, Memory] | None: ...
 
 
+class CompiledImages(Protocol):
+    """The function of ``compiled_images.c``, which says what it does. It checks all arguments."""
+
+    def read(
+        self,
+        data: Bytes | pa.Buffer,
+        offsets: Bytes,
+        valid: pa.Buffer | None,
+        first: int,
+        names: Bytes,
+        name_at: Bytes,
+        texts: int,
+        /,
+    ) -> tuple[Memory, tuple[Column, ...], Memory, Memory]: ...
+
+
 class CompiledLines(Protocol):
     """The functions of ``compiled_lines.c``, which says what each does. They check all arguments."""
 
@@ -69,15 +85,16 @@ class CompiledLines(Protocol):
 
 
 def _installed(module: str) -> Any:
-    """Return a compiled module of ``sources``; None if it was installed without a C compiler."""
+    """Return a compiled module; None if the package was installed without a C compiler."""
     try:
-        return import_module(f"omnisupport_ingest.sources.{module}")
+        return import_module(f"omnisupport_ingest.{module}")
     except ImportError:
         return None
 
 
-compiled_rows: CompiledRows | None = _installed("postgres.protocol.compiled_rows")
-compiled_lines: CompiledLines | None = _installed("debezium.compiled_lines")
+compiled_rows: CompiledRows | None = _installed("sources.postgres.protocol.compiled_rows")
+compiled_lines: CompiledLines | None = _installed("sources.debezium.compiled_lines")
+compiled_images: CompiledImages | None = _installed("contracts.compiled_images")
 
 
 def texts_of(column: Column, count: int, *, is_utf8: bool = False) -> pa.StringArray:
