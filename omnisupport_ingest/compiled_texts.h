@@ -32,10 +32,11 @@ static void column_free(Column *column) {
 /* Make room for `more` bytes. */
 static inline int reserve(Column *column, size_t more) {
     if (more <= column->room - column->size) return DONE;
-    size_t wanted = column->size + more;
-    if (wanted > INT32_MAX) return TOO_LARGE;
-    size_t room = column->room + column->room / 2 + 65536;
+    /* Offsets are of 32 bits, so there is never room for more than they can say. */
+    if (more > INT32_MAX - column->size) return TOO_LARGE;
+    size_t wanted = column->size + more, room = column->room + column->room / 2 + 65536;
     if (room < wanted) room = wanted;
+    if (room > INT32_MAX) room = INT32_MAX;
     uint8_t *data = realloc(column->data, room);
     if (data == NULL) return NO_MEMORY;
     column->data = data;

@@ -112,7 +112,7 @@ def _compiled() -> Diagnosis:
         "The package was installed without a C compiler: capture, snapshots and cursors take several times "
         "the processor time. What they land is the same.",
         "Install a C compiler and Python's headers (Debian: apt install gcc python3-dev), then "
-        "omnisupport-ingest again (pip install --force-reinstall --no-deps)",
+        "this package again (pip install --force-reinstall --no-deps)",
     )
 
 

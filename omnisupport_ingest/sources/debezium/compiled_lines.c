@@ -3,8 +3,8 @@
    The caller says what comes next in every line: a text that is the same in all, or a value. A line with anything else
    is dropped, so every line that is left has been read byte by byte. `json_walk.py` says what each step is.
 
-   Nothing is read outside the lines, whatever they hold. UTF-8 is not checked here. The interpreter's lock is not held
-   meanwhile. */
+   Nothing is read outside the lines, whatever they hold. UTF-8 is not checked here. `walk` and `cut` do not hold the
+   interpreter's lock while they work. */
 
 #include "../../compiled_arrays.h"
 
@@ -240,7 +240,7 @@ static int64_t open_values(Argument *of, PyObject *const *args, int64_t inside) 
     int is_whole = items(of + 2, 8) == values && of[3].view.len == values;
     for (int64_t i = 0; is_whole && i < values; i++) {
         if (nulls[i]) continue;
-        is_whole = begins[i] >= 0 && ends[i] <= of[0].view.len && ends[i] - begins[i] >= 2 * inside;
+        is_whole = begins[i] >= 0 && ends[i] <= of[0].view.len && ends[i] >= begins[i] && ends[i] - begins[i] >= 2 * inside;
         if (is_whole && (total += ends[i] - begins[i]) > INT32_MAX) {
             PyErr_SetString(PyExc_OverflowError, "the result is larger than one Arrow array can be");
             return -1;

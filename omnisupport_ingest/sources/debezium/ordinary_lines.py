@@ -110,7 +110,8 @@ class OrdinaryLines:
         in_file = block.first_row is not None
         try:
             return form_of(line, self._contracts, self._handling, block.name, in_file=in_file)
-        except (NotOrdinary, orjson.JSONDecodeError):
+        except (NotOrdinary, orjson.JSONDecodeError, UnicodeDecodeError):
+            # Two values that are no UTF-8 may be UTF-8 side by side, as the block is looked at.
             return None
 
     def _take(self, form: Form, block: Block, lines: Places, epoch: int, taken: list[_Taken]) -> Places:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ReadAhead:
     """The messages that ``consume`` returns, in their order.
 
-    ``most_bytes``: once so many bytes of values wait, no more are taken from the client until some of them
+    ``most_bytes``: once messages of so many bytes wait, no more are taken from the client until some of them
     are. ``consume`` returns after a while also if there is nothing; what it returns then is empty.
     """
 
@@ -70,7 +70,7 @@ class ReadAhead:
             while not self._left:
                 self._do_tasks()
                 messages = self._consume()
-                size = sum(len(each) for each in messages)
+                size = sum(len(each) for each in messages) + _MESSAGE_BYTES * len(messages)
                 with self._changed:
                     self._waiting.append((messages, size))
                     self._bytes += size
@@ -84,9 +84,12 @@ class ReadAhead:
         finally:
             with self._changed:
                 self._ended = True
-                self._do_tasks()
                 self._changed.notify_all()
+                self._do_tasks()
 
 
 _MOST = 64
 """Most answers of the client that wait, empty ones among them."""
+
+_MESSAGE_BYTES = 512
+"""What a message takes besides its value, by estimate: a tombstone has none."""

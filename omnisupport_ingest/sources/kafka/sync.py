@@ -287,13 +287,19 @@ class _Sync:
         self._end(place)
 
     def _end(self, place: Partition) -> None:
-        from confluent_kafka import TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
         of = self._open[place]
         if of.stopped:
             return
         of.ended, of.stopped, of.at_end = True, True, False
-        self._ahead.between(lambda: self._cluster.consumer.pause([TopicPartition(*place)]))
+
+        def pause() -> None:
+            # What still comes of it is not taken.
+            with suppress(KafkaException):
+                self._cluster.consumer.pause([TopicPartition(*place)])
+
+        self._ahead.between(pause)
 
     def _check_patience(self) -> None:
         waited = time.monotonic() - self._heard

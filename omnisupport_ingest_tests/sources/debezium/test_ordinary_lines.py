@@ -507,3 +507,12 @@ def _contracts() -> Sequence[TableContract]:
 
 
 _KEPT: list[TableContract] = []
+
+
+def test_values_that_are_utf8_only_side_by_side_are_left_alone(contracts: Sequence[TableContract]) -> None:
+    values = [b'{"op":"\xc3', b'\xa9"}'] * 20
+    block = Block.of_values(values, pa.array(values))
+    assert block.is_utf8
+    known = Orders(SOURCE, TRANSACTION)
+    tables, others = OrdinaryLines(contracts, PLAIN, known).read(block, 1)
+    assert not tables and [*others] == [*range(40)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.sources.kafka.read_ahead import ReadAhead
+from omnisupport_ingest.sources.kafka.read_ahead import _MESSAGE_BYTES, ReadAhead
 
 
 class Client:
@@ -49,7 +49,8 @@ def test_messages_come_in_their_order_and_an_error_after_them() -> None:
 
 def test_no_more_is_read_while_much_waits() -> None:
     client = Client([[b"x" * 60]] * 9)
-    with ahead_of(client) as ahead:
+    # A message takes more than its value.
+    with ahead_of(client, 2 * (60 + _MESSAGE_BYTES)) as ahead:
         for expected in (2, 3, 4):
             while client.asked < expected:
                 assert client.more.acquire(timeout=10)
@@ -80,3 +81,30 @@ def test_a_task_is_not_lost_when_reading_ends() -> None:
         with ahead_of(client) as ahead:
             ahead.between(done.set)
         assert done.is_set()
+
+
+def test_an_error_is_told_also_if_a_task_that_waits_fails() -> None:
+    asked, told = threading.Event(), list[BaseException]()
+
+    def consume() -> Any:
+        assert asked.wait(10)
+        raise KeyError("gone")
+
+    def fail() -> None:
+        raise ValueError("the client is closed")
+
+    def take(ahead: ReadAhead) -> None:
+        try:
+            ahead.take()
+        except KeyError as problem:
+            told.append(problem)
+
+    ahead = ReadAhead(consume, 100)
+    with pytest.MonkeyPatch.context() as patch, ahead:
+        patch.setattr(threading, "excepthook", lambda _: None)
+        ahead.between(fail)
+        taker = threading.Thread(target=take, args=[ahead], daemon=True)
+        taker.start()
+        asked.set()
+        taker.join(10)
+        assert len(told) == 1

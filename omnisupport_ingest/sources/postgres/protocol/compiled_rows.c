@@ -6,7 +6,7 @@
 
    What is not ordinary is left to `row_events.py` and `copy_rows.one_by_one`, which say what is meant: a change is
    marked as not converted, lines are refused as a whole. Nothing is read outside the given buffers, whatever they
-   hold. UTF-8 is not checked here. No function holds the interpreter's lock while it works. */
+   hold. UTF-8 is not checked here. The interpreter's lock is not held while bytes are read. */
 
 #define _GNU_SOURCE /* ppoll */
 #include "../../../compiled_texts.h"
@@ -80,7 +80,8 @@ PyDoc_STRVAR(receive_doc,
 "Receive from a socket what has arrived, and what arrives next: until there are `enough` bytes, `into` is full,\n"
 "nothing has come for `idle_micros`, or `most_micros` have passed. When all that was there is taken, it sleeps for\n"
 "`gap_micros` first: to wake up for every few bytes costs both sides more. Return the number of bytes, 0 at the end of\n"
-"the stream; None if nothing has arrived, without waiting. Raises `OSError`.");
+"the stream; None if nothing has arrived, without waiting. Raises `OSError`. After an error that follows some bytes,\n"
+"which are returned, the next call may meet the end of the stream.");
 
 static int64_t micros_now(void) {
     struct timespec now;
@@ -618,9 +619,11 @@ static PyObject *convert_lines(PyObject *module, PyObject *const *args, Py_ssize
     Py_BEGIN_ALLOW_THREADS
     for (const uint8_t *at = block; at < last && (at = memchr(at, '\n', (size_t)(last - at))) != NULL; at++) lines.rows++;
     size_t values = (size_t)lines.rows * (size_t)columns;
+    /* Each value is followed by a byte of its own. */
+    if (lines.rows > of[0].view.len / columns) code = ODD, values = 0;
     lines.starts = malloc((values + 1) * sizeof(int32_t));
     lines.ends = malloc((values + 1) * sizeof(int32_t));
-    if (lines.starts == NULL || lines.ends == NULL) code = NO_MEMORY;
+    if (!code && (lines.starts == NULL || lines.ends == NULL)) code = NO_MEMORY;
     if (!code) code = column_begin(&lines.keys, lines.rows);
     if (!code) code = column_begin(&lines.images, lines.rows);
     if (!code) code = convert_copied(&lines, block, last, columns, of[1].view.buf, name_at, key, keys);

@@ -123,7 +123,9 @@ def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copie
             return one_by_one(lines, names, key)
         keys, images, starts, ends = found
         count = rows_of(lines)
-        first, last = (np.frombuffer(buffer_of(each), np.int32).reshape(count, -1) for each in (starts, ends))
+        first, last = (
+            np.frombuffer(buffer_of(each), np.int32).reshape(count, len(names)) for each in (starts, ends)
+        )
         texts = texts_of(images, count)
         return CopiedRows(texts_of(keys, count), texts, partial(_column, texts.buffers()[2], first, last))
     except (pa.ArrowInvalid, OverflowError):
