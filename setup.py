@@ -46,6 +46,7 @@ def compiled(module: str) -> Extension:
 setup(
     cmdclass={"build_py": BuildWithContracts},
     ext_modules=[
+        compiled("omnisupport_ingest.sources.postgres.protocol.compiled_socket"),
         compiled("omnisupport_ingest.sources.postgres.protocol.compiled_rows"),
         compiled("omnisupport_ingest.sources.debezium.compiled_lines"),
         compiled("omnisupport_ingest.contracts.compiled_images"),

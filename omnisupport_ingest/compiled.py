@@ -23,8 +23,8 @@ Column = tuple[Memory, Memory, Memory | None]
 """A column of texts: offsets (int32), content, and the bits of those that are not null (None: all)."""
 
 
-class CompiledRows(Protocol):
-    """The functions of ``compiled_rows.c``, which says what each does. They check all arguments."""
+class CompiledSocket(Protocol):
+    """The functions of ``compiled_socket.c``, which says what each does. They check all arguments."""
 
     def find_frames(self, data: Bytes, at: int, filled: int, longest: int, letter: int, /) -> bytes: ...
 
@@ -40,6 +40,10 @@ class CompiledRows(Protocol):
     ) -> int | None: ...
 
     def join(self, data: Bytes, starts: Bytes, ends: Bytes, /) -> bytes: ...
+
+
+class CompiledRows(Protocol):
+    """The functions of ``compiled_rows.c``, which says what each does. They check all arguments."""
 
     def convert_changes(self, *arguments: Bytes | bool) -> tuple[bytes, tuple[Column, ...], bytes, bytes]: ...
 
@@ -92,6 +96,7 @@ def _installed(module: str) -> Any:
         return None
 
 
+compiled_socket: CompiledSocket | None = _installed("sources.postgres.protocol.compiled_socket")
 compiled_rows: CompiledRows | None = _installed("sources.postgres.protocol.compiled_rows")
 compiled_lines: CompiledLines | None = _installed("sources.debezium.compiled_lines")
 compiled_images: CompiledImages | None = _installed("contracts.compiled_images")

@@ -17,7 +17,7 @@ from typing import Protocol
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.compiled import compiled_rows
+from omnisupport_ingest.compiled import compiled_socket
 from omnisupport_ingest.sources.postgres.protocol.frames import (
     BUFFER_BYTES,
     HEAD_BYTES,
@@ -37,8 +37,8 @@ _READ_NOW = 1
 _ENDED = -1
 _ENOUGH_BYTES = 256 * 1024
 _GAP_MICROS, _IDLE_MICROS, _MOST_MICROS = 100, 500, 2_000
-"""How long one call receives once something has arrived (``compiled_rows.receive``): until there are so many
-bytes, or nothing has come for ``_IDLE_MICROS``. A socket holds what a busy server sends in 200 to 400 µs."""
+"""How long one call receives once something has arrived (``compiled_socket.receive``): until there are so
+many bytes, or nothing has come for ``_IDLE_MICROS``. A socket holds what a busy server sends in 400 µs."""
 
 _SEND_SECONDS = 5.0
 """Seconds that sending a status may wait for the socket; a server reads only between two messages."""
@@ -93,7 +93,7 @@ def is_encrypted(connection: Connection) -> bool:
 class SocketTransport:
     """Uses the socket directly. libpq must not be waiting for anything on the connection."""
 
-    gathers = compiled_rows is not None
+    gathers = compiled_socket is not None
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -124,10 +124,10 @@ class SocketTransport:
     def receive(self, frames: Frames) -> bool:
         into = frames.free_space()
         try:
-            if compiled_rows is None:
+            if compiled_socket is None:
                 count: int | None = os.readv(self._descriptor, [into])
             else:
-                count = compiled_rows.receive(
+                count = compiled_socket.receive(
                     self._descriptor, into, _ENOUGH_BYTES, _GAP_MICROS, _IDLE_MICROS, _MOST_MICROS
                 )
         except BlockingIOError:
