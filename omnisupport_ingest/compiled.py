@@ -8,7 +8,11 @@ processor time.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
+from zipimport import zipimporter
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -90,9 +94,35 @@ class CompiledLines(Protocol):
 
 def _installed(module: str) -> Any:
     """Return a compiled module; None if the package was installed without a C compiler."""
+    name = f"omnisupport_ingest.{module}"
     try:
-        return import_module(f"omnisupport_ingest.{module}")
+        return import_module(name)
     except ImportError:
+        return _of_archive(name)
+
+
+def _of_archive(name: str) -> Any:
+    """Return the compiled module ``name`` of the archive that this package was imported from, as by a worker
+    of a cluster; None if there is none, or it is of another platform.
+
+    Python imports no compiled module from an archive, so it is copied to a file while it is loaded.
+    """
+    archive = __spec__.loader if __spec__ is not None else None
+    if not isinstance(archive, zipimporter):
+        return None
+    inside = Path(f"{name.replace('.', '/')}.abi3.so")
+    try:
+        content = archive.get_data(str(Path(archive.archive) / inside))
+        with TemporaryDirectory(prefix="omnisupport-compiled-") as folder:
+            file = Path(folder) / inside.name
+            # No failpoint: nobody reads it after this process has loaded it.
+            file.write_bytes(content)
+            spec = spec_from_file_location(name, file)
+            assert spec is not None and spec.loader is not None
+            found = module_from_spec(spec)
+            spec.loader.exec_module(found)
+            return found
+    except (OSError, ImportError):
         return None
 
 

@@ -139,7 +139,7 @@ def _archived() -> bytes:
     again."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for file in sorted(each for kind in ("py", "sql") for each in _PACKAGE.rglob(f"*.{kind}")):
+        for file in sorted(each for kind in ("py", "sql", "so") for each in _PACKAGE.rglob(f"*.{kind}")):
             name = zipfile.ZipInfo(file.relative_to(_PACKAGE.parent).as_posix(), (1980, 1, 1, 0, 0, 0))
             archive.writestr(name, file.read_bytes(), zipfile.ZIP_DEFLATED, 6)
     return packed.getvalue()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.compiled import compiled_images
 from omnisupport_ingest.runtime.cluster import (
     SparkPropertiesRefused,
     is_local,
@@ -114,3 +115,19 @@ def test_the_archive_runs_what_tasks_need_and_the_same_code_has_the_same_bytes(t
         [sys.executable, "-c", code], env={"PYTHONPATH": str(first)}, cwd=tmp_path, text=True
     )
     assert said.startswith(str(first))
+
+
+@pytest.mark.skipif(compiled_images is None, reason="installed without a C compiler")
+def test_a_worker_that_got_the_package_as_an_archive_has_what_is_compiled(tmp_path: Path) -> None:
+    archive = package_archive(tmp_path)
+    program = f"""
+import sys
+sys.path.insert(0, {str(archive)!r})
+from omnisupport_ingest import compiled as found
+assert {archive.name!r} in found.__file__
+print(all((found.compiled_socket, found.compiled_rows, found.compiled_lines, found.compiled_images)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
