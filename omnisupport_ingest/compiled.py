@@ -107,7 +107,7 @@ def _of_archive(name: str) -> Any:
 
     Python imports no compiled module from an archive, so it is copied to a file while it is loaded.
     """
-    archive = __spec__.loader if __spec__ is not None else None
+    archive: Any = __spec__.loader if __spec__ is not None else None
     if not isinstance(archive, zipimporter):
         return None
     inside = Path(f"{name.replace('.', '/')}.abi3.so")
