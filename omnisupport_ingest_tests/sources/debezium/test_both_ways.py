@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest.compiled import compiled_lines
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.sources.debezium import column_texts, line_blocks, ordinary_lines
@@ -25,6 +26,8 @@ from omnisupport_ingest.sources.postgres.protocol import text_columns
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.debezium.recorded import START, TABLES, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, envelope, flattened, schema_of
+
+pytestmark = pytest.mark.skipif(compiled_lines is None, reason="installed without a C compiler")
 
 COLUMNS = {
     "id": "bigint",

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest.compiled import compiled_lines
 from omnisupport_ingest.foreign import parse_row
 from omnisupport_ingest.sources.debezium.column_texts import Column, column_of
 from omnisupport_ingest.sources.debezium.faults import ValueFault
@@ -23,6 +24,8 @@ from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest.sources.debezium.targets import Target
 from omnisupport_ingest.sources.debezium.values import text_of
 from omnisupport_ingest_tests.examples import examples
+
+pytestmark = pytest.mark.skipif(compiled_lines is None, reason="installed without a C compiler")
 
 _TIME = "io.debezium.time."
 _CONNECT = "org.apache.kafka.connect.data."

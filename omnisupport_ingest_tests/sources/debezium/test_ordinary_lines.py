@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest.compiled import compiled_lines
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.foreign import MAX_NESTING
 from omnisupport_ingest.landing.columns import events_table
@@ -40,6 +41,8 @@ from omnisupport_ingest_tests.sources.debezium.recorded import (
     contract,
 )
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flattened, schema_of
+
+pytestmark = pytest.mark.skipif(compiled_lines is None, reason="installed without a C compiler")
 
 AWKWARD = {
     "email": 'say "hi" \\ \t\n',

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Message
 
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
-from omnisupport_ingest.sources.kafka import client, run
+from omnisupport_ingest.sources.kafka import client, run, sync
 from omnisupport_ingest.sources.kafka.client import Cluster, check_settings
 from omnisupport_ingest.sources.kafka.errors import (
     KafkaRefused,
@@ -137,7 +137,8 @@ def test_a_broker_that_is_lost_while_it_is_read_costs_nothing(
 ) -> None:
     """It comes back within the patience of a sync, which goes on, or it does not: then the next one does."""
     monkeypatch.setattr(run, "KafkaInlet", partial(KafkaInlet, patience_seconds=3.0))
-    # So that the client has not read all of it before the broker is lost.
+    # So that neither sync nor client has read all of it before the broker is lost.
+    monkeypatch.setattr(sync, "ROUND_BYTES", 600_000)
     little_ahead = {
         "queued.min.messages": "1",
         "queued.max.messages.kbytes": "64",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import change_block
@@ -281,6 +282,7 @@ def test_any_text_is_escaped_as_orjson_escapes_it(rows: list[tuple[str, str]]) -
     assert all_at_once(steps, lambda _: False) == one_by_one(steps)
 
 
+@pytest.mark.skipif(compiled_rows is None, reason="installed without a C compiler")
 def test_usual_changes_do_not_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> tuple[LandedEvent, ...]:
         raise AssertionError("a usual change went one by one")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA
@@ -32,6 +33,8 @@ from omnisupport_ingest_tests.sources.postgres.protocol.test_change_block import
     is_partitioned,
 )
 from omnisupport_ingest_tests.sources.postgres.source_under_test import contract
+
+COMPILED = pytest.mark.skipif(compiled_rows is None, reason="installed without a C compiler")
 
 
 def encrypted(table: str, key: Sequence[str], personal: Sequence[str], subject: str) -> TableContract:
@@ -76,6 +79,7 @@ def test_divided_images_land_as_whole_ones_do(encrypting: EncryptedLanding, step
         assert encrypting(block_of(steps).table(encrypting.divisions)).equals(whole)
 
 
+@COMPILED
 def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
     encrypting: EncryptedLanding,
 ) -> None:
@@ -100,6 +104,7 @@ def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
     assert "ada.l" not in repr(landed.select(["after"]).to_pydict())
 
 
+@COMPILED
 def test_the_contracts_are_looked_at_once_for_a_block_of_many_tables(tmp_path: Path) -> None:
     looks: list[int] = []
 
@@ -117,6 +122,7 @@ def test_the_contracts_are_looked_at_once_for_a_block_of_many_tables(tmp_path: P
     assert len(looks) == 1
 
 
+@COMPILED
 def test_an_image_of_which_nothing_is_readable_lands_encrypted_alone(encrypting: EncryptedLanding) -> None:
     steps = [Step(encoded(b"I", COMMENTS, (b"N", ["1", "7", "x"])))]
     events = block_of(steps).table(encrypting.divisions)

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol import copy_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Decoder
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
+
+COMPILED = pytest.mark.skipif(compiled_rows is None, reason="installed without a C compiler")
+
 
 QUERY = "SELECT id, word FROM words"
 
@@ -62,6 +66,7 @@ COPIED = (
 )
 
 
+@COMPILED
 @given(
     st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8), st.none() | st.integers(1000, 1030)
 )
@@ -86,6 +91,7 @@ def test_copied_lines_all_at_once_are_what_each_is_alone(
         assert [escape(value) for value in alone.texts(column).to_pylist()] == found.texts(column).to_pylist()
 
 
+@COMPILED
 @pytest.mark.parametrize("count", [1, 2, 3, 31, 500, 1024])
 def test_backslashes_before_a_quote_say_whether_it_ends_a_value(
     count: int, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +115,7 @@ def escape(value: str | None) -> str | None:
     return None if value is None else orjson.dumps(value)[1:-1].decode()
 
 
+@COMPILED
 @pytest.mark.parametrize("column", [0, 1, 2])
 def test_long_values_are_read_all_at_once(column: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[list[str | None]] = [[f'{n}\n"\v', None, "\x01"] for n in range(7)]
