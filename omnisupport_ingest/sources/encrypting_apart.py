@@ -112,8 +112,7 @@ class EncryptingProcess:
     def _ready_process(self) -> subprocess.Popen[bytes] | None:
         """Return the process if it is ready, else None. Starts it if there is none.
 
-        Raises ``OSError`` if it has failed. Its exit says so: its pipe may be held open by a child of this
-        process that was forked at the same moment.
+        Raises ``OSError`` if it has failed.
         """
         if self._process is not None and (code := self._process.poll()) is not None:
             if code:

@@ -56,7 +56,9 @@ def answered(apart: EncryptingProcess, images: pa.Table) -> pa.StringArray:
 def until_ended(process: psutil.Process) -> None:
     """Wait until ``process`` has ended; its exit code is left for who started it."""
     try:
-        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        # A process of which only the first thread has ended is a zombie, too, and still holds its pipes.
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        until(lambda: os.waitid(os.P_PID, process.pid, ended) is not None)
     except AssertionError as late:
         waits = [Path(f"/proc/{process.pid}/task/{each.id}/wchan").read_text() for each in process.threads()]
         raise AssertionError(f"{late}\nIts threads wait in {waits}, after {process.cpu_times()}.") from None
