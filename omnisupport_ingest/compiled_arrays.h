@@ -65,4 +65,16 @@ static inline int has_special(uint64_t word) {
     return (found & tops) != 0;
 }
 
+/* Return the first special byte from `at` on, or `stop`. */
+static inline const uint8_t *past_plain(const uint8_t *at, const uint8_t *stop) {
+    while (stop - at >= 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        if (has_special(word)) break;
+        at += 8;
+    }
+    while (at < stop && !is_special(*at)) at++;
+    return at;
+}
+
 #endif

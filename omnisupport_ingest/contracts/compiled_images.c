@@ -60,15 +60,8 @@ static const uint8_t *read_text(Column *column, const uint8_t *at, const uint8_t
             if ((*code = reserve(column, (size_t)(limit - at) + 16))) return NULL;
             at = put_plain(column, at, limit);
             if (at == limit && limit < stop) continue;
-        } else {
-            while (stop - at >= 8) {
-                uint64_t word;
-                memcpy(&word, at, 8);
-                if (has_special(word)) break;
-                at += 8;
-            }
-            while (at < stop && !is_special(*at)) at++;
-        }
+        } else
+            at = past_plain(at, stop);
         if (at == stop || *at < 0x20) return NULL;
         if (*at == '"') return at + 1;
         uint8_t bytes[2];
@@ -104,7 +97,7 @@ static int read_image(Reading *of, const uint8_t *at, const uint8_t *stop, int64
     for (;;) {
         if (at == stop || *at++ != '"') return 0;
         Name name = {at, 0};
-        while (at < stop && !is_special(*at)) at++;
+        at = past_plain(at, stop);
         /* A name with an escape can be written in several ways. */
         if (at == stop || *at != '"') return 0;
         name.size = at++ - name.text;

@@ -28,13 +28,7 @@ static inline int is_null(Place at, Place stop) { return stands(at, stop, "null"
 static Place text(Place at, Place stop) {
     if (at == stop || *at++ != '"') return NULL;
     for (;;) {
-        while (stop - at >= 8) {
-            uint64_t word;
-            memcpy(&word, at, 8);
-            if (has_special(word)) break;
-            at += 8;
-        }
-        while (at < stop && !is_special(*at)) at++;
+        at = past_plain(at, stop);
         if (at == stop || *at < 0x20) return NULL;
         if (*at == '"') return at + 1;
         if (stop - at < 2 || memchr("\"\\bfnrt", at[1], 7) == NULL) return NULL;
