@@ -46,7 +46,8 @@ def compiled(module: str) -> Extension:
 setup(
     cmdclass={"build_py": BuildWithContracts},
     ext_modules=[
-        compiled("omnisupport_ingest.sources.postgres.protocol.compiled_socket"),
+        compiled("omnisupport_ingest.sources.postgres.protocol.compiled_frames"),
+        compiled("omnisupport_ingest.sources.postgres.protocol.compiled_receiver"),
         compiled("omnisupport_ingest.sources.postgres.protocol.compiled_rows"),
         compiled("omnisupport_ingest.sources.debezium.compiled_lines"),
         compiled("omnisupport_ingest.contracts.compiled_images"),

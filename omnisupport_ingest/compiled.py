@@ -27,23 +27,26 @@ Column = tuple[Memory, Memory, Memory | None]
 """A column of texts: offsets (int32), content, and the bits of those that are not null (None: all)."""
 
 
-class CompiledSocket(Protocol):
-    """The functions of ``compiled_socket.c``, which says what each does. They check all arguments."""
+class CompiledFrames(Protocol):
+    """The functions of ``compiled_frames.c``, which says what each does. They check all arguments."""
 
     def find_frames(self, data: Bytes, at: int, filled: int, longest: int, letter: int, /) -> bytes: ...
 
-    def receive(
-        self,
-        descriptor: int,
-        into: memoryview,
-        enough: int,
-        gap_micros: int,
-        idle_micros: int,
-        most_micros: int,
-        /,
+    def join(self, data: Bytes, starts: Bytes, ends: Bytes, /) -> bytes: ...
+
+
+class CompiledReceiver(Protocol):
+    """The functions of ``compiled_receiver.c``, which says what each does. They check all arguments."""
+
+    def start(self, descriptor: int, room: int, /) -> object: ...
+
+    def take(
+        self, receiver: object, into: memoryview, enough: int, idle_micros: int, most_micros: int, /
     ) -> int | None: ...
 
-    def join(self, data: Bytes, starts: Bytes, ends: Bytes, /) -> bytes: ...
+    def wait(self, receiver: object, micros: int, /) -> bool: ...
+
+    def stop(self, receiver: object, /) -> None: ...
 
 
 class CompiledRows(Protocol):
@@ -126,7 +129,8 @@ def _of_archive(name: str) -> Any:
         return None
 
 
-compiled_socket: CompiledSocket | None = _installed("sources.postgres.protocol.compiled_socket")
+compiled_frames: CompiledFrames | None = _installed("sources.postgres.protocol.compiled_frames")
+compiled_receiver: CompiledReceiver | None = _installed("sources.postgres.protocol.compiled_receiver")
 compiled_rows: CompiledRows | None = _installed("sources.postgres.protocol.compiled_rows")
 compiled_lines: CompiledLines | None = _installed("sources.debezium.compiled_lines")
 compiled_images: CompiledImages | None = _installed("contracts.compiled_images")

@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
@@ -86,6 +86,12 @@ def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
 
     Raises ``ExpressionProblem`` if it is not SQL, has a part that is not allowed, or is not a boolean.
     """
+    return _columns_of(expression, tuple(columns))
+
+
+@lru_cache(maxsize=1024)
+def _columns_of(expression: str, columns: tuple[Column, ...]) -> tuple[str, ...]:
+    # Contracts are read often, and opening a database costs more than all else of it.
     if len(expression) > LONGEST:
         raise ExpressionProblem(f"has {len(expression)} characters", f"Write at most {LONGEST}.")
     try:

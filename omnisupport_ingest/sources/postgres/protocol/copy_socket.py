@@ -23,7 +23,7 @@ import psycopg2
 import psycopg2.errors
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.compiled import compiled_socket
+from omnisupport_ingest.compiled import compiled_frames
 from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, FRAME_HEADER, frame_bounds
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
@@ -307,8 +307,8 @@ class _Socket:
 
 def _joined(data: bytearray, starts: Positions, ends: Positions) -> bytes:
     """Return the bytes between each of ``starts`` and its end, one after the other."""
-    if compiled_socket is not None:
-        return compiled_socket.join(data, starts, ends)
+    if compiled_frames is not None:
+        return compiled_frames.join(data, starts, ends)
     view, bounds = memoryview(data), zip(starts.tolist(), ends.tolist(), strict=True)
     return b"".join([view[start:stop] for start, stop in bounds])
 

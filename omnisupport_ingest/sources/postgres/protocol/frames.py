@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from omnisupport_ingest.compiled import compiled_socket
+from omnisupport_ingest.compiled import compiled_frames
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, big_endian
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 
@@ -306,9 +306,9 @@ def frame_bounds(data: bytearray, at: int, filled: int, longest: int, letter: in
     A frame of more than ``longest`` bytes after its letter is taken for the end. So is, if ``letter`` is
     given, one of another letter or without a length.
     """
-    if compiled_socket is not None:
+    if compiled_frames is not None:
         wanted = -1 if letter is None else letter
-        return np.frombuffer(compiled_socket.find_frames(data, at, filled, longest, wanted), np.int64)
+        return np.frombuffer(compiled_frames.find_frames(data, at, filled, longest, wanted), np.int64)
     bounds, last, unpack = [at], filled - FRAME_HEADER, _LENGTH.unpack_from
     while at <= last and letter in (None, data[at]):
         (length,) = unpack(data, at)

@@ -6,10 +6,13 @@ byte for byte what ``orjson`` writes for each row.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +43,11 @@ def keep_freed_memory() -> None:
     Without this, each block returns its memory to the system, and the next block requests it page by page.
     Arrow's own allocator does so whatever glibc is set to, so it is not used, unless somebody has chosen it.
     Threads share two arenas: with one for each thread, what is kept grew with the number of chunks.
+
+    What the process has loaded (modules, types, contracts) is exempt from garbage collection from then on.
+    A full collection visited all of it, and the other threads waited.
     """
+    _exempt_loaded_objects()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
@@ -48,6 +55,14 @@ def keep_freed_memory() -> None:
         mallopt(_ARENA_MAX, _ARENAS)
         if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
             pa.set_memory_pool(pa.system_memory_pool())
+
+
+@cache
+def _exempt_loaded_objects() -> None:
+    gc.collect()
+    gc.freeze()
+    # At its end the interpreter must find them: libraries report what it leaves.
+    atexit.register(gc.unfreeze)
 
 
 def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:

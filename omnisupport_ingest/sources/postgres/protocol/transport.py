@@ -1,8 +1,9 @@
 """Sends and receives the bytes of a replication connection that psycopg2 has opened.
 
 Without encryption, bytes are read from the socket directly, many at a time: libpq returns one message per
-call, which costs as much as the rest of reading. With TLS or GSSAPI only libpq can decrypt them, so its C
-functions are called, in the library that psycopg2 is linked with.
+call, which costs as much as the rest of reading. A thread receives them ahead, so that the server need not
+wait for what is done with them (``compiled_receiver.c``). With TLS or GSSAPI only libpq can decrypt them, so
+its C functions are called, in the library that psycopg2 is linked with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.compiled import compiled_socket
+from omnisupport_ingest.compiled import compiled_receiver
 from omnisupport_ingest.sources.postgres.protocol.frames import (
     BUFFER_BYTES,
     HEAD_BYTES,
@@ -35,10 +36,12 @@ _ANY_TIME = b"NSA"
 _COPY_BOTH = 8
 _READ_NOW = 1
 _ENDED = -1
-_ENOUGH_BYTES = 256 * 1024
-_GAP_MICROS, _IDLE_MICROS, _MOST_MICROS = 100, 500, 2_000
-"""How long one call receives once something has arrived (``compiled_socket.receive``): until there are so
-many bytes, or nothing has come for ``_IDLE_MICROS``. A socket holds what a busy server sends in 400 µs."""
+_ENOUGH_BYTES = 1024 * 1024
+_IDLE_MICROS, _MOST_MICROS = 2_000, 20_000
+"""How long one call waits for more once something has arrived (``compiled_receiver.take``)."""
+
+_ROOM_BYTES = 4 * 1024 * 1024
+"""Bytes that are received ahead: what a busy server sends in some 50 ms."""
 
 _SEND_SECONDS = 5.0
 """Seconds that sending a status may wait for the socket; a server reads only between two messages."""
@@ -58,17 +61,24 @@ class Transport(Protocol):
         given up.
         """
 
-    gathers: bool
-    """Whether ``receive`` waits a moment for more once something has arrived."""
+    @property
+    def gathers(self) -> bool:
+        """Whether ``receive`` waits a moment for more once something has arrived."""
 
     def receive(self, frames: Frames) -> bool:
         """Receive what has arrived; return at once, and False, if nothing has."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something arrives, at most ``seconds``. Return whether something has."""
 
     def send_copy_data(self, message: bytes) -> None:
         """Send one CopyData message."""
 
     def end(self) -> None:
         """Tell the server that we send nothing more."""
+
+    def close(self) -> None:
+        """Use the connection no longer. Call it before the connection is closed."""
 
     def handle_frame(self, letter: int, content: bytes) -> None:
         """Handle a frame that is not part of the stream: an error of the server, or the end of the stream.
@@ -93,10 +103,9 @@ def is_encrypted(connection: Connection) -> bool:
 class SocketTransport:
     """Uses the socket directly. libpq must not be waiting for anything on the connection."""
 
-    gathers = compiled_socket is not None
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._receiver: object | None = None
         self._socket = select.poll()
         self._socket.register(descriptor, select.POLLIN)
         self._writable = select.poll()
@@ -110,7 +119,7 @@ class SocketTransport:
             while (frame := frames.pop()) is not None:
                 letter, content = frame
                 if letter == _COPY_BOTH_RESPONSE:
-                    return
+                    return self.receive_ahead()
                 if letter == _ERROR:
                     raise Refused(_error_text(content, b"SMDH"))
                 self.handle_frame(letter, content)
@@ -121,14 +130,26 @@ class SocketTransport:
                 answer.raise_if_given_up()
                 raise
 
+    def receive_ahead(self) -> None:
+        """From now on, have a thread receive, unless the package was installed without a C compiler."""
+        if compiled_receiver is not None:
+            try:
+                self._receiver = compiled_receiver.start(self._descriptor, _ROOM_BYTES)
+            except OSError as error:
+                raise stream_closed(error.strerror or str(error)) from error
+
+    @property
+    def gathers(self) -> bool:
+        return self._receiver is not None
+
     def receive(self, frames: Frames) -> bool:
         into = frames.free_space()
         try:
-            if compiled_socket is None:
+            if compiled_receiver is None or self._receiver is None:
                 count: int | None = os.readv(self._descriptor, [into])
             else:
-                count = compiled_socket.receive(
-                    self._descriptor, into, _ENOUGH_BYTES, _GAP_MICROS, _IDLE_MICROS, _MOST_MICROS
+                count = compiled_receiver.take(
+                    self._receiver, into, _ENOUGH_BYTES, _IDLE_MICROS, _MOST_MICROS
                 )
         except BlockingIOError:
             count = None
@@ -143,11 +164,20 @@ class SocketTransport:
         frames.received(count)
         return True
 
+    def wait(self, seconds: float) -> bool:
+        if compiled_receiver is None or self._receiver is None:
+            return bool(self._socket.poll(seconds * 1000))
+        return compiled_receiver.wait(self._receiver, int(seconds * 1_000_000))
+
     def send_copy_data(self, message: bytes) -> None:
         self._send(b"d", message)
 
     def end(self) -> None:
         self._send(b"c", b"")
+
+    def close(self) -> None:
+        if compiled_receiver is not None and self._receiver is not None:
+            compiled_receiver.stop(self._receiver)
 
     def handle_frame(self, letter: int, content: bytes) -> None:
         if letter == _ERROR:
@@ -179,6 +209,8 @@ class LibpqTransport:
 
     def __init__(self, library: ctypes.PyDLL, handle: ctypes.c_void_p) -> None:
         self._pq, self._handle = library, handle
+        self._socket = select.poll()
+        self._socket.register(library.PQsocket(handle), select.POLLIN)
         self._buffer = ctypes.c_void_p()
         self._buffer_address = ctypes.byref(self._buffer)
         self._get, self._free = library.PQgetCopyData, library.PQfreemem
@@ -217,6 +249,9 @@ class LibpqTransport:
         frames.received(0)
         return taken > 0
 
+    def wait(self, seconds: float) -> bool:
+        return bool(self._socket.poll(seconds * 1000))
+
     def send_copy_data(self, message: bytes) -> None:
         # No failpoint: its callers put one around the call.
         if (
@@ -228,6 +263,9 @@ class LibpqTransport:
     def end(self) -> None:
         if self._pq.PQputCopyEnd(self._handle, None) != 1 or self._pq.PQflush(self._handle) < 0:
             raise self._gone(ended=False)
+
+    def close(self) -> None:
+        """Does nothing: libpq alone uses the connection."""
 
     def handle_frame(self, letter: int, content: bytes) -> None:
         """Does nothing: libpq handles such frames itself."""
@@ -306,6 +344,7 @@ def _libpq() -> ctypes.PyDLL:
         "PQputCopyEnd": (integer, [pointer, text]),
         "PQconsumeInput": (integer, [pointer]),
         "PQflush": (integer, [pointer]),
+        "PQsocket": (integer, [pointer]),
         "PQfreemem": (None, [pointer]),
         "PQerrorMessage": (text, [pointer]),
         "PQgssEncInUse": (integer, [pointer]),

@@ -8,7 +8,6 @@ Replication Protocol".
 
 from __future__ import annotations
 
-import select
 import struct
 import time
 from contextlib import suppress
@@ -82,8 +81,6 @@ class WalStream:
         self._reply_requested_at: float | None = None
         self._receiving = False
         self._transport = transport_of(connection)
-        self._socket = select.poll()
-        self._socket.register(connection.fileno(), select.POLLIN)
         options = [("proto_version", "2"), ("streaming", "on")] if in_progress else [("proto_version", "1")]
         options.append(("publication_names", identifier(publication)))
         if connection.server_version >= 140000:
@@ -134,14 +131,14 @@ class WalStream:
             # Let more messages arrive: waking up for every few changes costs both sides more.
             self._receiving = False
             time.sleep(max(0.0, min(seconds, _GATHER_SECONDS)))
-        elif self._socket.poll(max(0.0, seconds) * 1000):
+        elif self._transport.wait(max(0.0, seconds)):
             self._reply_requested_at = None
         elif (
             self._reply_requested_at is not None
             and time.monotonic() - self._reply_requested_at > self.silence.seconds
         ):
             why = self.silence.explained(self._connection.info.backend_pid, streaming=True)
-            if why is not None and not self._socket.poll(0):
+            if why is not None and not self._transport.wait(0):
                 self.silence.end(self._connection.info.backend_pid)
                 raise SourceUnavailable(
                     "The source has fallen silent: nothing has come by the replication stream for "
@@ -185,10 +182,11 @@ class WalStream:
             give_up = time.monotonic() + _END_SECONDS
             while (seconds_left := give_up - time.monotonic()) > 0:
                 if self.rows() is None and self.read() is None:
-                    self._socket.poll(seconds_left * 1000)
+                    self._transport.wait(seconds_left)
 
     def close(self) -> None:
         """Close the connection, whatever state it is in."""
+        self._transport.close()
         self._connection.close()
 
     def _start(self, command: str) -> None:

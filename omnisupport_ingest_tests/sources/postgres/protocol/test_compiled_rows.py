@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.compiled import compiled_rows, compiled_socket
+from omnisupport_ingest.compiled import compiled_frames, compiled_rows
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import copy_rows, frames, parsed_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows
@@ -113,12 +111,12 @@ def test_frames_of_any_bytes_end_where_they_end_one_by_one(content: bytes, at: i
     data = bytearray(content)
     found = frames.frame_bounds(data, at, filled, 1 << 32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "compiled_socket", None)
+        patch.setattr(frames, "compiled_frames", None)
         assert found.tolist() == frames.frame_bounds(data, at, filled, 1 << 32).tolist()
 
 
 def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
-    assert compiled_socket is not None and compiled_rows is not None
+    assert compiled_frames is not None and compiled_rows is not None
     numbers, block = np.arange(3), b"abc"
     for starts, ends in (
         (numbers, numbers[:2]),
@@ -127,12 +125,12 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
         (numbers + 1, numbers),
     ):
         with pytest.raises(ValueError, match="not within the data"):
-            compiled_socket.join(block, starts, ends)
+            compiled_frames.join(block, starts, ends)
     with pytest.raises(ValueError, match="no array of items"):
-        compiled_socket.join(block, b"x", numbers)
+        compiled_frames.join(block, b"x", numbers)
     for at, filled in ((-1, 2), (2, 1), (0, 4)):
         with pytest.raises(ValueError, match="not within the data"):
-            compiled_socket.find_frames(block, at, filled, 9, -1)
+            compiled_frames.find_frames(block, at, filled, 9, -1)
     names = np.array([0, 4], np.int32)
     for places, key in (
         (names[:1], [0]),
@@ -144,7 +142,7 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
         with pytest.raises(ValueError, match="do not fit"):
             compiled_rows.convert_lines(b"x\n", b'"a":', places, np.array(key, np.int32))
     with pytest.raises(TypeError):
-        compiled_socket.join(block)  # type: ignore[call-arg]
+        compiled_frames.join(block)  # type: ignore[call-arg]
 
 
 def test_tables_that_do_not_fit_their_columns_are_refused() -> None:
@@ -183,39 +181,3 @@ def test_what_is_too_large_for_one_array_is_refused_and_not_cut(monkeypatch: pyt
 
     monkeypatch.setattr(copy_rows, "compiled_rows", TooLarge)
     assert copied_rows(b"1\n", ("a",), [0]).images.equals(pa.array(['{"a":"1"}']))
-
-
-def test_what_comes_soon_after_is_received_together() -> None:
-    assert compiled_socket is not None
-    server, ours = socket.socketpair()
-    second = 1_000_000
-    with server, ours:
-        into = memoryview(bytearray(20))
-
-        def received(enough: int) -> int | None:
-            return compiled_socket.receive(ours.fileno(), into, enough, 100, 30 * second, 60 * second)  # type: ignore[union-attr]
-
-        assert received(10) is None, "nothing has come, and it does not wait"
-        server.sendall(b"first")
-        later = threading.Timer(0.05, server.sendall, [b" and more"])
-        later.start()
-        assert received(14) == 14 and bytes(into[:14]) == b"first and more"
-        later.join()
-        server.sendall(bytes(30))
-        assert received(100) == 20, "no more than there is room for"
-        assert received(1) == 10
-        server.sendall(b"last")
-        server.shutdown(socket.SHUT_WR)
-        assert received(100) == 4
-        assert received(100) == 0
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        compiled_socket.receive(ours.fileno() if ours.fileno() >= 0 else 10_000, into, 1, 100, 500, 2_000)
-
-
-@pytest.mark.parametrize(("idle", "most"), [(2_000, 60_000_000), (60_000_000, 2_000)])
-def test_a_server_that_sends_little_is_not_waited_for_long(idle: int, most: int) -> None:
-    assert compiled_socket is not None
-    server, ours = socket.socketpair()
-    with server, ours:
-        server.sendall(b"x")
-        assert compiled_socket.receive(ours.fileno(), memoryview(bytearray(9)), 9, 100, idle, most) == 1

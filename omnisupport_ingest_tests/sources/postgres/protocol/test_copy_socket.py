@@ -57,7 +57,7 @@ def test_frames_found_at_once_are_those_followed_one_by_one(stream: bytes, drawn
     for letter in (None, COPY_DATA):
         found = frame_bounds(bytearray(stream), start, end, longest, letter)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(frames, "compiled_socket", None)
+            patch.setattr(frames, "compiled_frames", None)
             assert found.tolist() == frame_bounds(bytearray(stream), start, end, longest, letter).tolist()
 
 

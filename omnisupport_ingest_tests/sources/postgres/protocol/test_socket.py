@@ -21,19 +21,23 @@ ROW = wal_data(b"I\0\0\x40\x01N1")
 ERROR = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection\0Done (alice@example.com)\0\0"
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, SocketTransport]]:
+@pytest.fixture(params=[True, False], ids=["received ahead", "received by itself"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, SocketTransport]]:
     """The server's end, and ours as libpq leaves it: it never waits."""
     server, ours = socket.socketpair()
     ours.setblocking(False)
     with server, ours:
-        yield server, SocketTransport(ours.fileno())
+        transport = SocketTransport(ours.fileno())
+        if request.param:
+            transport.receive_ahead()
+        yield server, transport
+        transport.close()
 
 
 def taken(ours: SocketTransport) -> list[bytes]:
     """Take all that has come, as the stream does."""
     frames, found = Frames(), []
-    while ours.receive(frames):
+    while ours.wait(0.05) and ours.receive(frames):
         while (frame := frames.pop()) is not None:
             if frame[0] == ord("d"):
                 found.append(frame[1])
