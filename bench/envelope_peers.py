@@ -10,18 +10,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import duckdb
+import pyarrow as pa
 
 from bench.processes import processor_seconds, spent
 from omnisupport_ingest.runtime.spark import classic_session
 from omnisupport_ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 TIMES_SPARK, TIMES_DUCKDB = 3.0, 1.0
 
@@ -116,18 +120,35 @@ class Peers:
 
     def by_spark(self, path: Path, *, landed: bool) -> Seen:
         """Write the lines of ``path``: the columns of a landed file, or parsed."""
-        from pyspark.sql import functions as F
+        with measured() as seen:
+            self._written_by_spark(self._spark.read.text(str(path)), landed=landed)
+        return seen()
+
+    def by_spark_from_tasks(self, read: Callable[[int], Iterator[list[bytes]]], tasks: int) -> Seen:
+        """Write the columns of a landed file from the lines that ``read`` gives to each task."""
+
+        def lines(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in (each for batch in numbers for each in batch.column(0).to_pylist()):
+                for some in read(number):
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(some, pa.binary()).cast(pa.string())], ["value"]
+                    )
 
         with measured() as seen:
-            lines = self._spark.read.text(str(path))
-            if landed:
-                lines.toDF("line").createOrReplaceTempView("lines")
-                read = self._spark.sql(_landed_by_spark(self._within))
-            else:
-                read = lines.select(F.from_json("value", self._columns).alias("e")).select("e.*")
-            written = read.write.mode("overwrite").option("compression", "zstd")
-            written.parquet(str(self._folder / "spark"))
+            numbers = self._spark.range(0, tasks, 1, tasks)
+            self._written_by_spark(numbers.mapInArrow(lines, "value string"), landed=True)
         return seen()
+
+    def _written_by_spark(self, lines: DataFrame, *, landed: bool) -> None:
+        from pyspark.sql import functions as F
+
+        if landed:
+            lines.toDF("line").createOrReplaceTempView("lines")
+            read = self._spark.sql(_landed_by_spark(self._within))
+        else:
+            read = lines.select(F.from_json("value", self._columns).alias("e")).select("e.*")
+        written = read.write.mode("overwrite").option("compression", "zstd")
+        written.parquet(str(self._folder / "spark"))
 
     def by_duckdb(self, path: Path, *, landed: bool) -> Seen:
         """The same by DuckDB, whose JSON reader finds the schema of what is parsed itself."""

@@ -1,9 +1,10 @@
-"""Records of a topic to durable batches, beside Spark and DuckDB that write the same columns from a file.
+"""Records of a topic to durable batches, beside Spark and DuckDB that write the same columns.
 
 The topic (four partitions of Tansu, a broker in memory, whose own work is not counted) and the file have the
-same records. Ours reads the topic. The peers read the file, not Kafka: nothing here has a client that
-consumes for them, so they do less. The fourth is a plain consumer of our client's library that writes what
-comes as JSON Lines: it neither reads the events nor keeps anything durably. It shows what the client costs.
+same records. Ours reads the topic. So does one job of Spark: a task for each partition reads with our client's
+library, as Spark's own connector is in no registry of Python packages. The other peers read the file, so they
+do less. A plain consumer writes what comes as JSON Lines: it neither reads the events nor keeps anything
+durably. It shows what client and broker cost.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from bench.envelope_peers import Peers, Seen, in_turns, measured, report
 from bench.envelopes import SHAPES, write_events
 from bench.report import write_result
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
 from omnisupport_ingest_tests.sources.kafka.topics import Reader
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
 
 _TOPIC = "bench"
 _PARTITIONS = 4
@@ -43,33 +48,46 @@ def produce(broker: Broker, path: Path, rows: int) -> None:
     assert producer.flush(120) == 0
 
 
-def plain(broker: Broker, path: Path, rows: int) -> Seen:
-    """What the client alone does: records as they come, a line of JSON each."""
+def consumed(address: str, partitions: Sequence[int]) -> Iterator[list[Message]]:
+    """Yield what is in ``partitions`` of the topic, many records at a time."""
+    # Imported here, as this function goes to Spark's workers by value.
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
     settings = {
-        "bootstrap.servers": broker.address,
+        "bootstrap.servers": address,
         "group.id": "plain",
         "enable.auto.commit": "false",
         "enable.partition.eof": "true",
         "fetch.wait.max.ms": "50",
     }
-    ended: set[int] = set()
+    consumer, ended = Consumer(settings), set[int]()
+    consumer.assign([TopicPartition(_TOPIC, number, 0) for number in partitions])
+    while len(ended) < len(partitions):
+        came = consumer.consume(5_000, 0.5)
+        errors = [(message, error) for message in came if (error := message.error()) is not None]
+        for message, error in errors:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ended.add(message.partition() or 0)
+        yield [message for message in came if message.error() is None]
+    consumer.close()
+
+
+def values(address: str, partition: int) -> Iterator[list[bytes]]:
+    """Yield the values of the records of ``partition``, many at a time. Runs in Spark's workers."""
+    for some in consumed(address, [partition]):
+        yield [message.value() or b"" for message in some]
+
+
+def plain(broker: Broker, path: Path, rows: int) -> Seen:
+    """What the client alone does: records as they come, a line of JSON each."""
     came = 0
-    with measured(alone=True) as seen:
-        consumer = Consumer(settings)
-        consumer.assign([TopicPartition(_TOPIC, number, 0) for number in range(_PARTITIONS)])
-        with path.open("wb") as out:
-            while len(ended) < _PARTITIONS:
-                for message in consumer.consume(5_000, 0.5):
-                    error = message.error()
-                    if error is not None:
-                        assert error.code() == KafkaError._PARTITION_EOF, error
-                        ended.add(message.partition() or 0)
-                        continue
-                    out.write(b'{"key":%s,"value":%s}\n' % (message.key(), message.value()))
-                    came += 1
-            out.flush()
-            os.fsync(out.fileno())
-        consumer.close()
+    with measured(alone=True) as seen, path.open("wb") as out:
+        for some in consumed(broker.address, range(_PARTITIONS)):
+            for message in some:
+                out.write(b'{"key":%s,"value":%s}\n' % (message.key(), message.value()))
+            came += len(some)
+        out.flush()
+        os.fsync(out.fileno())
     assert came == rows, f"{came} records came"
     return seen()
 
@@ -101,6 +119,9 @@ def main(rows: int, repeats: int) -> None:
         peers.by_spark(warm, landed=True)
         programs: dict[str, Callable[[], Seen]] = {
             "ours, from the topic": lambda: ours(broker, folder / f"home{next(homes)}", rows),
+            "Spark, from the topic": partial(
+                peers.by_spark_from_tasks, partial(values, broker.address), _PARTITIONS
+            ),
             "Spark, from a file": partial(peers.by_spark, path, landed=True),
             "DuckDB, from a file": partial(peers.by_duckdb, path, landed=True),
             "a plain consumer": lambda: plain(broker, folder / "plain.jsonl", rows),

@@ -318,6 +318,7 @@ static PyObject *numbers(PyObject *module, PyObject *const *args, Py_ssize_t cou
         goto end;
     }
     int is_whole = 1;
+    Py_BEGIN_ALLOW_THREADS
     for (int64_t i = 0; is_whole && i < values; i++) {
         uint64_t number = 0;
         Place at = content + begins[i], stop = content + ends[i];
@@ -329,6 +330,7 @@ static PyObject *numbers(PyObject *module, PyObject *const *args, Py_ssize_t cou
         }
         memcpy(found + i, &number, sizeof number);
     }
+    Py_END_ALLOW_THREADS
     if (is_whole)
         result = owned((void **)&found, (size_t)values * sizeof *found);
     else

@@ -203,6 +203,6 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         (compiled_receiver.stop, (object(),)),
     ):
         with pytest.raises(ValueError, match="PyCapsule"):
-            function(*arguments)  # type: ignore[operator]
+            function(*arguments)  # type: ignore[operator, call-arg]
         with pytest.raises(TypeError):
-            function()  # type: ignore[operator]
+            function()  # type: ignore[operator, call-arg]
