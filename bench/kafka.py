@@ -1,7 +1,7 @@
 """Records of a topic to durable batches, beside Spark and DuckDB that write the same columns.
 
 The topic (four partitions of Tansu, a broker in memory, whose own work is not counted) and the file have the
-same records. Ours reads the topic. So does one job of Spark: a task for each partition reads with our client's
+same records. Ours reads the topic. So does one job of Spark: a task for each partition reads by our client's
 library, as Spark's own connector is in no registry of Python packages. The other peers read the file, so they
 do less. A plain consumer writes what comes as JSON Lines: it neither reads the events nor keeps anything
 durably. It shows what client and broker cost.

@@ -95,6 +95,16 @@ class CompiledLines(Protocol):
     def numbers(self, content: Bytes, begins: Bytes, ends: Bytes, is_null: Bytes, /) -> Memory: ...
 
 
+HashedColumn = tuple[str, int, pa.Buffer | None, pa.Buffer | bytes | None, pa.Buffer | None]
+"""A column to hash: its kind, its first row in the buffers, and these (``compiled_hashes.c``)."""
+
+
+class CompiledHashes(Protocol):
+    """The function of ``compiled_hashes.c``, which says what it does. It checks all arguments."""
+
+    def hash_rows(self, rows: int, columns: tuple[HashedColumn, ...], /) -> Memory: ...
+
+
 def _installed(module: str) -> Any:
     """Return a compiled module; None if the package was installed without a C compiler."""
     name = f"omnisupport_ingest.{module}"
@@ -133,6 +143,7 @@ compiled_frames: CompiledFrames | None = _installed("sources.postgres.protocol.c
 compiled_receiver: CompiledReceiver | None = _installed("sources.postgres.protocol.compiled_receiver")
 compiled_rows: CompiledRows | None = _installed("sources.postgres.protocol.compiled_rows")
 compiled_lines: CompiledLines | None = _installed("sources.debezium.compiled_lines")
+compiled_hashes: CompiledHashes | None = _installed("cdc.compiled_hashes")
 compiled_images: CompiledImages | None = _installed("contracts.compiled_images")
 
 

@@ -60,8 +60,8 @@ static inline void put_byte(Column *column, uint8_t byte) { column->data[column-
 
 static const char HEXADECIMAL[] = "0123456789abcdef";
 
-/* Write `byte`, which JSON escapes: at most six bytes. */
-static inline void put_escaped(Column *column, uint8_t byte) {
+/* Write `byte`, which JSON escapes: at most six bytes. `digits`: the hexadecimal ones. */
+static inline void put_escaped(Column *column, uint8_t byte, const char *digits) {
     uint8_t letter = 0;
     switch (byte) {
     case '"': case '\\': letter = byte; break;
@@ -77,8 +77,8 @@ static inline void put_escaped(Column *column, uint8_t byte) {
         return;
     }
     put(column, "u00", 3);
-    put_byte(column, (uint8_t)HEXADECIMAL[byte >> 4]);
-    put_byte(column, (uint8_t)HEXADECIMAL[byte & 15]);
+    put_byte(column, (uint8_t)digits[byte >> 4]);
+    put_byte(column, (uint8_t)digits[byte & 15]);
 }
 
 /* Copy bytes from `from` up to the next special one, or `end`. There must be room for eight bytes more. */
@@ -105,7 +105,7 @@ static inline int put_text(Column *column, const uint8_t *text, size_t size) {
     while ((text = put_plain(column, text, end)) < end) {
         if (*text == 0) return ODD;
         if ((code = reserve(column, (size_t)(end - text) + 8 + 6))) return code;
-        put_escaped(column, *text++);
+        put_escaped(column, *text++, HEXADECIMAL);
     }
     return DONE;
 }

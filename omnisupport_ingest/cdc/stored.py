@@ -13,9 +13,6 @@ changes of all windows.
 
 from __future__ import annotations
 
-from functools import cache
-
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -29,6 +26,7 @@ from omnisupport_ingest.cdc.current import current_type
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import KEY
 from omnisupport_ingest.cdc.folded import DELETE_TYPE
+from omnisupport_ingest.cdc.row_hashes import row_hashes
 from omnisupport_ingest.contracts.load import TableContract
 
 STATE = "_cdc_state"
@@ -175,50 +173,11 @@ def hashes_in(rows: pa.Table) -> npt.NDArray[np.int64]:
 def with_hashes(rows: pa.Table) -> pa.Table:
     """Return ``rows`` with their hashes in ``_cdc_row_hash``."""
     index = rows.schema.get_field_index("_cdc_row_hash")
-    return rows.set_column(index, rows.schema.field(index), pa.array(row_hashes(rows)))
+    return rows.set_column(index, rows.schema.field(index), pa.array(stored_hashes(rows)))
 
 
-def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return a 64-bit hash of each row, without the columns that say where it came from and without the
-    state.
-
-    The hash is the lower half of the MD5 sum (RFC 1321) of one JSON array with the columns' texts as DuckDB
-    writes them. Times are microseconds since 1970, bytes hexadecimal.
-    """
-    hashed = [
-        field
-        for field in rows.schema
-        if field.name not in _ORIGIN_COLUMNS and field.name not in (STATE, "_cdc_row_hash")
-    ]
-    if not rows.num_rows:
-        # An empty query costs milliseconds, and an updated file often has no rows of some kind.
-        return np.zeros(0, np.int64)
-    texts = ", ".join(_text(field) for field in hashed)
-    # DuckDB's number has its bytes reversed, so its upper half is the sum's lower one.
-    query = f"SELECT md5_number_upper(to_json([{texts}])::VARCHAR) AS hash FROM hashed_rows"
-    found = (
-        _connection().from_arrow(rows.select([field.name for field in hashed])).query("hashed_rows", query)
-    )
-    assert found is not None, "a SELECT has a result"
-    hashes: npt.NDArray[np.uint64] = columnar.one_chunk(found.to_arrow_table()["hash"]).to_numpy()
-    return hashes.view(np.int64)
-
-
-def _text(field: pa.Field) -> str:
-    column = '"' + field.name.replace('"', '""') + '"'
-    if pa.types.is_timestamp(field.type):
-        return f"epoch_us({column})::VARCHAR"
-    if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-        return f"hex({column})"
-    if pa.types.is_map(field.type):
-        return f"to_json(list_sort(map_entries({column})))::VARCHAR"
-    if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-        return f"to_json({column})::VARCHAR"
-    return f"{column}::VARCHAR"
-
-
-@cache
-def _connection() -> duckdb.DuckDBPyConnection:
-    """One DuckDB connection per process, in memory, with one thread: processes that update rows have one
-    thread."""
-    return duckdb.connect(config={"threads": 1})
+def stored_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the hash of each row (``row_hashes``), without the columns that say where it came from and
+    without the state."""
+    left_out = {*_ORIGIN_COLUMNS, STATE, "_cdc_row_hash"}
+    return row_hashes(rows.select([name for name in rows.column_names if name not in left_out]))

@@ -133,6 +133,7 @@ print(
             found.compiled_rows,
             found.compiled_lines,
             found.compiled_images,
+            found.compiled_hashes,
         )
     )
 )

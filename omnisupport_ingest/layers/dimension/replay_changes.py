@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.cdc.fold import merge_rows, table_columns_of
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.row_fold import merged_tables
-from omnisupport_ingest.cdc.stored import row_hashes
+from omnisupport_ingest.cdc.stored import stored_hashes
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.file_tasks import ROWS_OF_A_TASK, Output, in_shares, made_by_tasks
@@ -131,5 +131,5 @@ def _states(
     found = Counter[tuple[tuple[str, str | None], int]]()
     for merged in merged_tables(rows, table_columns_of(contract)) if len(rows) else ():
         places = zip(merged["window"].to_pylist(), merged["_cdc_key"].to_pylist(), strict=True)
-        found.update(zip(places, row_hashes(merged).tolist(), strict=True))
+        found.update(zip(places, stored_hashes(merged).tolist(), strict=True))
     return found

@@ -369,7 +369,7 @@ static const uint8_t *put_copied(Column *column, const uint8_t *at, const uint8_
         }
         if (*at == '"' || *at == '\n') break;
         if (*at != '\\') {
-            put_escaped(column, *at++);
+            put_escaped(column, *at++, HEXADECIMAL);
             continue;
         }
         if (end - at < 2) return NULL;

@@ -1,0 +1,234 @@
+/* Hashes rows of a table: the MD5 sum (RFC 1321) of one JSON array of texts for each row. `stored.row_hashes` says which
+   texts; DuckDB, which it asks where this is not installed, writes the same.
+
+   Nothing is read outside the given buffers, whatever they hold. The interpreter's lock is not held while rows are
+   hashed. */
+
+#include "../compiled_texts.h"
+
+/* ---- MD5 ---- */
+
+typedef struct {
+    uint32_t sums[4];
+} Md5;
+
+static inline uint32_t rotated(uint32_t number, int by) { return number << by | number >> (32 - by); }
+
+static const uint32_t SINES[64] = {
+    0xd76aa478, 0xe8c7b756, 0x242070db, 0xc1bdceee, 0xf57c0faf, 0x4787c62a, 0xa8304613, 0xfd469501,
+    0x698098d8, 0x8b44f7af, 0xffff5bb1, 0x895cd7be, 0x6b901122, 0xfd987193, 0xa679438e, 0x49b40821,
+    0xf61e2562, 0xc040b340, 0x265e5a51, 0xe9b6c7aa, 0xd62f105d, 0x02441453, 0xd8a1e681, 0xe7d3fbc8,
+    0x21e1cde6, 0xc33707d6, 0xf4d50d87, 0x455a14ed, 0xa9e3e905, 0xfcefa3f8, 0x676f02d9, 0x8d2a4c8a,
+    0xfffa3942, 0x8771f681, 0x6d9d6122, 0xfde5380c, 0xa4beea44, 0x4bdecfa9, 0xf6bb4b60, 0xbebfbc70,
+    0x289b7ec6, 0xeaa127fa, 0xd4ef3085, 0x04881d05, 0xd9d4d039, 0xe6db99e5, 0x1fa27cf8, 0xc4ac5665,
+    0xf4292244, 0x432aff97, 0xab9423a7, 0xfc93a039, 0x655b59c3, 0x8f0ccc92, 0xffeff47d, 0x85845dd1,
+    0x6fa87e4f, 0xfe2ce6e0, 0xa3014314, 0x4e0811a1, 0xf7537e82, 0xbd3af235, 0x2ad7d2bb, 0xeb86d391,
+};
+
+/* Add a block of 64 bytes. Each step is one of RFC 1321, section 3.4. */
+static void md5_block(Md5 *of, const uint8_t *block) {
+    uint32_t words[16], a = of->sums[0], b = of->sums[1], c = of->sums[2], d = of->sums[3];
+    for (int i = 0; i < 16; i++)
+        words[i] = block[4 * i] | (uint32_t)block[4 * i + 1] << 8 | (uint32_t)block[4 * i + 2] << 16 |
+                   (uint32_t)block[4 * i + 3] << 24;
+#define STEP(mixed, a, b, word, number, by) a = b + rotated(a + (mixed) + words[word] + SINES[number], by)
+#define ROUND(F, first, more, number, r0, r1, r2, r3)                          \
+    for (int i = 0; i < 16; i += 4) {                                          \
+        STEP(F(b, c, d), a, b, (first + more * i) % 16, number + i, r0);       \
+        STEP(F(a, b, c), d, a, (first + more * (i + 1)) % 16, number + i + 1, r1); \
+        STEP(F(d, a, b), c, d, (first + more * (i + 2)) % 16, number + i + 2, r2); \
+        STEP(F(c, d, a), b, c, (first + more * (i + 3)) % 16, number + i + 3, r3); \
+    }
+#define IN_F(x, y, z) (z ^ (x & (y ^ z)))
+#define IN_G(x, y, z) (y ^ (z & (x ^ y)))
+#define IN_H(x, y, z) (x ^ y ^ z)
+#define IN_I(x, y, z) (y ^ (x | ~z))
+    ROUND(IN_F, 0, 1, 0, 7, 12, 17, 22)
+    ROUND(IN_G, 1, 5, 16, 5, 9, 14, 20)
+    ROUND(IN_H, 5, 3, 32, 4, 11, 16, 23)
+    ROUND(IN_I, 0, 7, 48, 6, 10, 15, 21)
+    of->sums[0] += a;
+    of->sums[1] += b;
+    of->sums[2] += c;
+    of->sums[3] += d;
+}
+
+/* Return the first 8 bytes of the sum of `size` bytes as a number, the lowest byte first. */
+static uint64_t md5_start(const uint8_t *bytes, size_t size) {
+    Md5 of = {{0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476}};
+    size_t at = 0;
+    for (; size - at >= 64; at += 64) md5_block(&of, bytes + at);
+    uint8_t last[128] = {0};
+    size_t rest = size - at, padded = rest < 56 ? 64 : 128;
+    memcpy(last, bytes + at, rest);
+    last[rest] = 0x80;
+    for (int i = 0; i < 8; i++) last[padded - 8 + i] = (uint8_t)((uint64_t)size * 8 >> (8 * i));
+    for (size_t i = 0; i < padded; i += 64) md5_block(&of, last + i);
+    return of.sums[0] | (uint64_t)of.sums[1] << 32;
+}
+
+/* ---- the columns ---- */
+
+enum { TEXT = 't', NUMBER = 'n', CONSTANT = 'c' };
+
+typedef struct {
+    Py_buffer values, content, valid;
+    int64_t first; /* of its rows in the buffers */
+    uint8_t kind;
+    int is_open[3];
+} Source;
+
+static void close_sources(Source *sources, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; sources != NULL && i < count; i++) {
+        if (sources[i].is_open[0]) PyBuffer_Release(&sources[i].values);
+        if (sources[i].is_open[1]) PyBuffer_Release(&sources[i].content);
+        if (sources[i].is_open[2]) PyBuffer_Release(&sources[i].valid);
+    }
+    free(sources);
+}
+
+/* Open one of a column's buffers, which may be None. */
+static int open_one(PyObject *given, Py_buffer *view, int *is_open) {
+    memset(view, 0, sizeof *view);
+    if (given == Py_None) return 0;
+    if (PyObject_GetBuffer(given, view, PyBUF_SIMPLE) < 0) return -1;
+    *is_open = 1;
+    return 0;
+}
+
+/* Open a column: (kind, first, values, content, valid). */
+static int open_source(PyObject *given, Source *source, int64_t rows) {
+    PyObject *values, *content, *valid;
+    int kind;
+    long long first;
+    if (!PyTuple_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "a column is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(given, "CLOOO", &kind, &first, &values, &content, &valid)) return -1;
+    if (open_one(values, &source->values, source->is_open) < 0 ||
+        open_one(content, &source->content, source->is_open + 1) < 0 ||
+        open_one(valid, &source->valid, source->is_open + 2) < 0)
+        return -1;
+    source->kind = (uint8_t)kind;
+    source->first = first;
+    int is_known = kind == TEXT || kind == NUMBER || kind == CONSTANT;
+    size_t size = kind == TEXT ? 4 : 8;
+    int64_t needed = kind == CONSTANT ? 0 : first + rows + (kind == TEXT);
+    if (!is_known || first < 0 || first > INT64_MAX / 8 - rows - 1 ||
+        source->values.len / (Py_ssize_t)size < needed || (uintptr_t)source->values.buf % size ||
+        (source->is_open[2] && source->valid.len < (first + rows + 7) / 8)) {
+        PyErr_SetString(PyExc_ValueError, "a column does not fit its rows");
+        return -1;
+    }
+    return 0;
+}
+
+static inline int is_valid(const Source *source, int64_t row) {
+    const uint8_t *bits = source->valid.buf;
+    return bits == NULL || bits[(source->first + row) / 8] >> ((source->first + row) % 8) & 1;
+}
+
+/* Write a text between quotes, as DuckDB does. */
+static int put_quoted(Column *into, const uint8_t *text, size_t size) {
+    const uint8_t *end = text + size;
+    int code = reserve(into, size + 16);
+    if (code) return code;
+    put_byte(into, '"');
+    while ((text = put_plain(into, text, end)) < end) {
+        if ((code = reserve(into, (size_t)(end - text) + 16))) return code;
+        put_escaped(into, *text++, "0123456789ABCDEF");
+    }
+    put_byte(into, '"');
+    return DONE;
+}
+
+static void put_number(Column *into, int64_t number) {
+    char digits[24], *at = digits + sizeof digits;
+    uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    *--at = '"';
+    do *--at = (char)('0' + left % 10);
+    while (left /= 10);
+    if (number < 0) *--at = '-';
+    *--at = '"';
+    put(into, at, (size_t)(digits + sizeof digits - at));
+}
+
+static int put_value(Column *into, const Source *source, int64_t row) {
+    int code = reserve(into, 32);
+    if (code) return code;
+    if (!is_valid(source, row)) {
+        put(into, "null", 4);
+        return DONE;
+    }
+    const uint8_t *content = source->content.buf;
+    if (source->kind == CONSTANT) return put_quoted(into, content, (size_t)source->content.len);
+    if (source->kind == NUMBER) {
+        put_number(into, ((const int64_t *)source->values.buf)[source->first + row]);
+        return DONE;
+    }
+    const int32_t *bounds = (const int32_t *)source->values.buf + source->first + row;
+    if (bounds[0] < 0 || bounds[0] > bounds[1] || bounds[1] > source->content.len) return ODD;
+    return put_quoted(into, content + bounds[0], (size_t)(bounds[1] - bounds[0]));
+}
+
+PyDoc_STRVAR(hash_rows_doc,
+"hash_rows(rows, columns) -> block\n\n"
+"Return for each row the first 8 bytes of the MD5 sum of the JSON array of its columns' texts (uint64, the lowest byte\n"
+"first). A column is (kind, first, values, content, valid): `first`, its first row in the buffers; `valid`, the bits of\n"
+"rows that are not null (None: all). Kinds: `t`, texts with offsets (int32) in `values`; `n`, whole numbers (int64) in\n"
+"`values`; `c`, the text `content` in every row.");
+
+static PyObject *hash_rows(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2 || !PyTuple_Check(args[1])) return PyErr_Format(PyExc_TypeError, "hash_rows takes rows and a tuple");
+    int64_t rows = PyLong_AsLongLong(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    if (rows < 0 || rows > INT64_MAX / 16) return PyErr_Format(PyExc_ValueError, "not a number of rows");
+    Py_ssize_t columns = PyTuple_Size(args[1]);
+    Source *sources = calloc((size_t)columns + 1, sizeof *sources);
+    uint64_t *hashes = malloc(((size_t)rows + 1) * sizeof *hashes);
+    Column text = {0};
+    PyObject *result = NULL;
+    int code = DONE;
+    if (sources == NULL || hashes == NULL) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (Py_ssize_t i = 0; i < columns; i++)
+        if (open_source(PyTuple_GetItem(args[1], i), sources + i, rows) < 0) goto end;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = 0; !code && row < rows; row++) {
+        text.size = 0;
+        if ((code = reserve(&text, 32))) break;
+        put_byte(&text, '[');
+        for (Py_ssize_t i = 0; !code && i < columns; i++) {
+            if (i) put_byte(&text, ',');
+            if (!(code = put_value(&text, sources + i, row))) code = reserve(&text, 32);
+        }
+        if (code) break;
+        put_byte(&text, ']');
+        hashes[row] = md5_start(text.data, text.size);
+    }
+    Py_END_ALLOW_THREADS
+    if (code == ODD)
+        PyErr_SetString(PyExc_ValueError, "a text is not within its column");
+    else if (code)
+        raised(code);
+    else
+        result = owned((void **)&hashes, (size_t)rows * sizeof *hashes);
+end:
+    free(hashes);
+    free(text.data);
+    close_sources(sources, columns);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"hash_rows", (PyCFunction)(void (*)(void))hash_rows, METH_FASTCALL, hash_rows_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "compiled_hashes", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_compiled_hashes(void) { return PyModule_Create(&module); }
