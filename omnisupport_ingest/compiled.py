@@ -100,9 +100,13 @@ HashedColumn = tuple[str, int, pa.Buffer | None, pa.Buffer | bytes | None, pa.Bu
 
 
 class CompiledHashes(Protocol):
-    """The function of ``compiled_hashes.c``, which says what it does. It checks all arguments."""
+    """The functions of ``compiled_hashes.c``, which says what each does. They check all arguments."""
 
     def hash_rows(self, rows: int, columns: tuple[HashedColumn, ...], /) -> Memory: ...
+
+    def hash_events(
+        self, rows: int, columns: tuple[HashedColumn, ...], absent: tuple[bytes | None, ...], /
+    ) -> Memory: ...
 
 
 def _installed(module: str) -> Any:
@@ -158,6 +162,19 @@ def texts_of(column: Column, count: int, *, is_utf8: bool = False) -> pa.StringA
     if not is_utf8:
         texts.validate(full=True)
     return texts
+
+
+def hashed_texts(texts: pa.StringArray) -> HashedColumn:
+    """Return a column of texts as the functions that hash take it."""
+    valid, offsets, held = texts.buffers()
+    return "t", texts.offset, offsets, held, valid if texts.null_count else None
+
+
+def hashed_numbers(numbers: pa.Array) -> HashedColumn:
+    """Return a column of whole numbers of 64 or 32 bits as the functions that hash take it."""
+    valid, held = numbers.buffers()
+    kind = "n" if numbers.type == pa.int64() else "i"
+    return kind, numbers.offset, held, None, valid if numbers.null_count else None
 
 
 def buffer_of(memory: Memory) -> pa.Buffer:

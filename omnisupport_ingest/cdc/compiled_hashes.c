@@ -1,5 +1,5 @@
-/* Hashes rows of a table: the MD5 sum (RFC 1321) of one JSON array of texts for each row. `stored.row_hashes` says which
-   texts; DuckDB, which it asks where this is not installed, writes the same.
+/* Hashes rows of tables: stored rows by the MD5 sum (RFC 1321) of one JSON array of texts (`row_hashes.py` says which),
+   and events by a chain of XXH64 (xxHash specification 0.1.1; `event_hashes.py`).
 
    Nothing is read outside the given buffers, whatever they hold. The interpreter's lock is not held while rows are
    hashed. */
@@ -67,9 +67,50 @@ static uint64_t md5_start(const uint8_t *bytes, size_t size) {
     return of.sums[0] | (uint64_t)of.sums[1] << 32;
 }
 
+/* ---- XXH64 ---- */
+
+static const uint64_t PRIME_1 = 0x9e3779b185ebca87, PRIME_2 = 0xc2b2ae3d27d4eb4f, PRIME_3 = 0x165667b19e3779f9,
+                      PRIME_4 = 0x85ebca77c2b2ae63, PRIME_5 = 0x27d4eb2f165667c5;
+
+static inline uint64_t turned(uint64_t number, int by) { return number << by | number >> (64 - by); }
+
+static inline uint64_t little_endian(const uint8_t *at, int size) {
+    uint64_t number = 0;
+    for (int i = 0; i < size; i++) number |= (uint64_t)at[i] << (8 * i);
+    return number;
+}
+
+static inline uint64_t lane_round(uint64_t lane, uint64_t number) {
+    return turned(lane + number * PRIME_2, 31) * PRIME_1;
+}
+
+/* The steps are those of the specification, "XXH64 Algorithm Description". */
+static uint64_t xxh64(const uint8_t *at, size_t size, uint64_t seed) {
+    const uint8_t *stop = at + size;
+    uint64_t found;
+    if (size >= 32) {
+        uint64_t lanes[4] = {seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1};
+        for (; stop - at >= 32; at += 32)
+            for (int i = 0; i < 4; i++) lanes[i] = lane_round(lanes[i], little_endian(at + 8 * i, 8));
+        found = turned(lanes[0], 1) + turned(lanes[1], 7) + turned(lanes[2], 12) + turned(lanes[3], 18);
+        for (int i = 0; i < 4; i++) found = (found ^ lane_round(0, lanes[i])) * PRIME_1 + PRIME_4;
+    } else
+        found = seed + PRIME_5;
+    found += size;
+    for (; stop - at >= 8; at += 8) found = turned(found ^ lane_round(0, little_endian(at, 8)), 27) * PRIME_1 + PRIME_4;
+    if (stop - at >= 4) {
+        found = turned(found ^ little_endian(at, 4) * PRIME_1, 23) * PRIME_2 + PRIME_3;
+        at += 4;
+    }
+    for (; at < stop; at++) found = turned(found ^ *at * PRIME_5, 11) * PRIME_1;
+    found = (found ^ found >> 33) * PRIME_2;
+    found = (found ^ found >> 29) * PRIME_3;
+    return found ^ found >> 32;
+}
+
 /* ---- the columns ---- */
 
-enum { TEXT = 't', NUMBER = 'n', CONSTANT = 'c' };
+enum { TEXT = 't', NUMBER = 'n', SHORT_NUMBER = 'i', CONSTANT = 'c' };
 
 typedef struct {
     Py_buffer values, content, valid;
@@ -112,8 +153,8 @@ static int open_source(PyObject *given, Source *source, int64_t rows) {
         return -1;
     source->kind = (uint8_t)kind;
     source->first = first;
-    int is_known = kind == TEXT || kind == NUMBER || kind == CONSTANT;
-    size_t size = kind == TEXT ? 4 : 8;
+    int is_known = kind == TEXT || kind == NUMBER || kind == SHORT_NUMBER || kind == CONSTANT;
+    size_t size = kind == NUMBER ? 8 : 4;
     int64_t needed = kind == CONSTANT ? 0 : first + rows + (kind == TEXT);
     if (!is_known || first < 0 || first > INT64_MAX / 8 - rows - 1 ||
         source->values.len / (Py_ssize_t)size < needed || (uintptr_t)source->values.buf % size ||
@@ -154,6 +195,20 @@ static void put_number(Column *into, int64_t number) {
     put(into, at, (size_t)(digits + sizeof digits - at));
 }
 
+/* Find the text of a row, which must not be null. */
+static int text_of(const Source *source, int64_t row, const uint8_t **text, size_t *size) {
+    const int32_t *bounds = (const int32_t *)source->values.buf + source->first + row;
+    if (bounds[0] < 0 || bounds[0] > bounds[1] || bounds[1] > source->content.len) return ODD;
+    *text = (const uint8_t *)source->content.buf + bounds[0];
+    *size = (size_t)(bounds[1] - bounds[0]);
+    return DONE;
+}
+
+static int64_t number_of(const Source *source, int64_t row) {
+    int64_t at = source->first + row;
+    return source->kind == NUMBER ? ((const int64_t *)source->values.buf)[at] : ((const int32_t *)source->values.buf)[at];
+}
+
 static int put_value(Column *into, const Source *source, int64_t row) {
     int code = reserve(into, 32);
     if (code) return code;
@@ -161,42 +216,67 @@ static int put_value(Column *into, const Source *source, int64_t row) {
         put(into, "null", 4);
         return DONE;
     }
-    const uint8_t *content = source->content.buf;
-    if (source->kind == CONSTANT) return put_quoted(into, content, (size_t)source->content.len);
-    if (source->kind == NUMBER) {
-        put_number(into, ((const int64_t *)source->values.buf)[source->first + row]);
+    if (source->kind == CONSTANT) return put_quoted(into, source->content.buf, (size_t)source->content.len);
+    if (source->kind != TEXT) {
+        put_number(into, number_of(source, row));
         return DONE;
     }
-    const int32_t *bounds = (const int32_t *)source->values.buf + source->first + row;
-    if (bounds[0] < 0 || bounds[0] > bounds[1] || bounds[1] > source->content.len) return ODD;
-    return put_quoted(into, content + bounds[0], (size_t)(bounds[1] - bounds[0]));
+    const uint8_t *text;
+    size_t size;
+    code = text_of(source, row, &text, &size);
+    return code ? code : put_quoted(into, text, size);
 }
 
 PyDoc_STRVAR(hash_rows_doc,
 "hash_rows(rows, columns) -> block\n\n"
 "Return for each row the first 8 bytes of the MD5 sum of the JSON array of its columns' texts (uint64, the lowest byte\n"
 "first). A column is (kind, first, values, content, valid): `first`, its first row in the buffers; `valid`, the bits of\n"
-"rows that are not null (None: all). Kinds: `t`, texts with offsets (int32) in `values`; `n`, whole numbers (int64) in\n"
-"`values`; `c`, the text `content` in every row.");
+"rows that are not null (None: all). Kinds: `t`, texts with offsets (int32) in `values`; `n` and `i`, whole numbers of\n"
+"64 and 32 bits in `values`; `c`, the text `content` in every row.");
+
+/* Open all columns of a tuple; NULL with an error set. Close them with `close_sources`. */
+static Source *open_sources(PyObject *columns, int64_t rows) {
+    Py_ssize_t count = PyTuple_Size(columns);
+    Source *sources = calloc((size_t)count + 1, sizeof *sources);
+    if (sources == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; sources != NULL && i < count; i++)
+        if (open_source(PyTuple_GetItem(columns, i), sources + i, rows) < 0) {
+            close_sources(sources, count);
+            return NULL;
+        }
+    return sources;
+}
+
+/* Read the arguments of both functions: a number of rows, and a tuple of columns. */
+static int read_arguments(PyObject *const *args, Py_ssize_t count, int64_t *rows) {
+    if (count != 2 || !PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "the arguments are a number of rows and a tuple of columns");
+        return -1;
+    }
+    *rows = PyLong_AsLongLong(args[0]);
+    if (PyErr_Occurred()) return -1;
+    if (*rows >= 0 && *rows <= INT64_MAX / 16) return 0;
+    PyErr_SetString(PyExc_ValueError, "not a number of rows");
+    return -1;
+}
+
+static PyObject *hashes_or_error(uint64_t **hashes, int64_t rows, int code) {
+    if (!code) return owned((void **)hashes, (size_t)rows * sizeof **hashes);
+    if (code != ODD) return raised(code);
+    PyErr_SetString(PyExc_ValueError, "a text is not within its column");
+    return NULL;
+}
 
 static PyObject *hash_rows(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 2 || !PyTuple_Check(args[1])) return PyErr_Format(PyExc_TypeError, "hash_rows takes rows and a tuple");
-    int64_t rows = PyLong_AsLongLong(args[0]);
-    if (PyErr_Occurred()) return NULL;
-    if (rows < 0 || rows > INT64_MAX / 16) return PyErr_Format(PyExc_ValueError, "not a number of rows");
+    int64_t rows;
+    if (read_arguments(args, count, &rows) < 0) return NULL;
     Py_ssize_t columns = PyTuple_Size(args[1]);
-    Source *sources = calloc((size_t)columns + 1, sizeof *sources);
+    Source *sources = open_sources(args[1], rows);
+    if (sources == NULL) return NULL;
     uint64_t *hashes = malloc(((size_t)rows + 1) * sizeof *hashes);
     Column text = {0};
-    PyObject *result = NULL;
-    int code = DONE;
-    if (sources == NULL || hashes == NULL) {
-        PyErr_NoMemory();
-        goto end;
-    }
-    for (Py_ssize_t i = 0; i < columns; i++)
-        if (open_source(PyTuple_GetItem(args[1], i), sources + i, rows) < 0) goto end;
+    int code = hashes == NULL ? NO_MEMORY : DONE;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t row = 0; !code && row < rows; row++) {
         text.size = 0;
@@ -211,20 +291,80 @@ static PyObject *hash_rows(PyObject *module, PyObject *const *args, Py_ssize_t c
         hashes[row] = md5_start(text.data, text.size);
     }
     Py_END_ALLOW_THREADS
-    if (code == ODD)
-        PyErr_SetString(PyExc_ValueError, "a text is not within its column");
-    else if (code)
-        raised(code);
-    else
-        result = owned((void **)&hashes, (size_t)rows * sizeof *hashes);
-end:
+    PyObject *result = hashes_or_error(&hashes, rows, code);
     free(hashes);
     free(text.data);
     close_sources(sources, columns);
     return result;
 }
 
+PyDoc_STRVAR(hash_events_doc,
+"hash_events(rows, columns, absent) -> block\n\n"
+"Return a hash of each row (uint64): the XXH64 of its value in each column, whose seed is the hash so far, at first 42.\n"
+"Columns are as of `hash_rows`, without constants; a number is hashed as its bytes, the lowest first. `absent` has for each\n"
+"column the bytes that are hashed where it is null; None: null leaves the hash as it is.");
+
+static int hash_of(const Source *source, const Py_buffer *absent, int64_t row, uint64_t *hash) {
+    const uint8_t *bytes = absent->buf;
+    size_t size = (size_t)absent->len;
+    uint8_t number[8];
+    if (!is_valid(source, row)) {
+        if (bytes == NULL) return DONE;
+    } else if (source->kind == TEXT) {
+        if (text_of(source, row, &bytes, &size)) return ODD;
+    } else {
+        uint64_t held = (uint64_t)number_of(source, row);
+        size = source->kind == NUMBER ? 8 : 4;
+        for (size_t i = 0; i < size; i++) number[i] = (uint8_t)(held >> (8 * i));
+        bytes = number;
+    }
+    *hash = xxh64(bytes, size, *hash);
+    return DONE;
+}
+
+static PyObject *hash_events(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    int64_t rows;
+    if (count != 3 || !PyTuple_Check(args[2])) return PyErr_Format(PyExc_TypeError, "hash_events takes 3 arguments");
+    if (read_arguments(args, 2, &rows) < 0) return NULL;
+    Py_ssize_t columns = PyTuple_Size(args[1]), opened = 0;
+    if (PyTuple_Size(args[2]) != columns) return PyErr_Format(PyExc_ValueError, "not as many absent values as columns");
+    PyObject *result = NULL;
+    Source *sources = open_sources(args[1], rows);
+    Py_buffer *absent = calloc((size_t)columns + 1, sizeof *absent);
+    uint64_t *hashes = malloc(((size_t)rows + 1) * sizeof *hashes);
+    if (sources == NULL) goto end;
+    if (absent == NULL || hashes == NULL) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (; opened < columns; opened++) {
+        PyObject *given = PyTuple_GetItem(args[2], opened);
+        if (sources[opened].kind == CONSTANT) {
+            PyErr_SetString(PyExc_ValueError, "a constant is not hashed");
+            goto end;
+        }
+        if (given != Py_None && PyObject_GetBuffer(given, absent + opened, PyBUF_SIMPLE) < 0) goto end;
+    }
+    int code = DONE;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = 0; !code && row < rows; row++) {
+        hashes[row] = 42;
+        for (Py_ssize_t i = 0; !code && i < columns; i++) code = hash_of(sources + i, absent + i, row, hashes + row);
+    }
+    Py_END_ALLOW_THREADS
+    result = hashes_or_error(&hashes, rows, code);
+end:
+    for (Py_ssize_t i = 0; absent != NULL && i < opened; i++)
+        if (absent[i].obj != NULL) PyBuffer_Release(absent + i);
+    free(absent);
+    free(hashes);
+    close_sources(sources, columns);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"hash_events", (PyCFunction)(void (*)(void))hash_events, METH_FASTCALL, hash_events_doc},
     {"hash_rows", (PyCFunction)(void (*)(void))hash_rows, METH_FASTCALL, hash_rows_doc},
     {NULL, NULL, 0, NULL},
 };

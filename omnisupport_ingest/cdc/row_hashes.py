@@ -15,7 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.compiled import HashedColumn, buffer_of, compiled_hashes
+from omnisupport_ingest.compiled import (
+    HashedColumn,
+    buffer_of,
+    compiled_hashes,
+    hashed_numbers,
+    hashed_texts,
+)
 
 Hashes = npt.NDArray[np.int64]
 
@@ -37,7 +43,7 @@ def row_hashes(rows: pa.Table) -> Hashes:
     if others:
         texts = _query(rows.select(others), ", ".join(_text(rows.schema.field(each)) for each in others))
         of_others = iter(texts.columns)
-        found = [_of_text(columnar.one_chunk(next(of_others))) if one is None else one for one in found]
+        found = [hashed_texts(columnar.one_chunk(next(of_others))) if one is None else one for one in found]
     made = compiled_hashes.hash_rows(rows.num_rows, tuple(each for each in found if each is not None))
     return np.frombuffer(buffer_of(made), np.int64)
 
@@ -46,13 +52,11 @@ def _hashed(values: pa.Array) -> HashedColumn | None:
     """Return ``values`` as the compiled function takes them; None if only DuckDB writes their texts."""
     kind = values.type
     if pa.types.is_string(kind):
-        return _of_text(values)
+        return hashed_texts(values)
     if pa.types.is_boolean(kind):
-        return _of_text(values.cast(pa.string()))
+        return hashed_texts(values.cast(pa.string()))
     if pa.types.is_signed_integer(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us"):
-        numbers = values.cast(pa.int64())
-        valid, held = numbers.buffers()
-        return "n", numbers.offset, held, None, valid if numbers.null_count else None
+        return hashed_numbers(values.cast(pa.int64()))
     if (pa.types.is_map(kind) or pa.types.is_list(kind)) and _are_empty(values):
         return "c", values.offset, None, b"[]", values.buffers()[0] if values.null_count else None
     return None
@@ -62,11 +66,6 @@ def _are_empty(values: pa.Array) -> bool:
     """Whether no list (or map) of ``values`` has an element."""
     bounds = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset)
     return bool(bounds[0] == bounds[-1])
-
-
-def _of_text(texts: pa.StringArray) -> HashedColumn:
-    valid, offsets, held = texts.buffers()
-    return "t", texts.offset, offsets, held, valid if texts.null_count else None
 
 
 def _by_query(rows: pa.Table) -> Hashes:

@@ -100,7 +100,7 @@ def test_it_is_the_md5_sum_of_a_text_of_any_length() -> None:
 )
 def test_columns_that_do_not_fit_are_refused(column: Any) -> None:
     assert compiled_hashes is not None
-    with pytest.raises(ValueError, match="does not fit its rows|not within its column"):
+    with pytest.raises(ValueError, match=r"does not fit its rows|not within its column"):
         compiled_hashes.hash_rows(2, (column,))
 
 
