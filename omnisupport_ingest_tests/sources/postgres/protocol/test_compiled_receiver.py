@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.compiled import CompiledReceiver, compiled_receiver
+from omnisupport_ingest_tests.examples import examples
 
 pytestmark = pytest.mark.skipif(compiled_receiver is None, reason="installed without a C compiler")
 
@@ -53,7 +54,7 @@ def received(room: int = 1024) -> Iterator[Receiver]:
         receiver.stop()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.binary(max_size=90), st.sampled_from([0.0, 0.0, 0.0004])), max_size=12),
     st.integers(1, 60),
