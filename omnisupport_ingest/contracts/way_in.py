@@ -47,7 +47,7 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
             f"names no field, and {come}",
             f"Name a column that grows with every change as cursor.field, {log}",
         )
-    if contract.retention.net_changes is not None:
+    if contract.retention.net_changes is not None and not _takes_whole_tables(contract, source):
         yield refused(
             path,
             "x-cdc.retention.net_changes",
@@ -55,6 +55,13 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
             "from a row that left",
             f"Take net_changes out of retention, {log}",
         )
+
+
+def _takes_whole_tables(contract: TableContract, source: SourceDefinition) -> bool:
+    """Whether ``contract`` may be delivered as a whole table each time: no later delivery then lands below an
+    earlier one. If files of events land instead, retention refuses (``retention.plan``)."""
+    defined = source.kind is SourceKind.FILES and bool(source.path)
+    return defined and not source.events and contract.cursor is None
 
 
 def _defined_by(source: SourceDefinition) -> str:
