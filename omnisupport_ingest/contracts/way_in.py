@@ -48,12 +48,14 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
             f"Name a column that grows with every change as cursor.field, {log}",
         )
     if contract.retention.net_changes is not None and not _takes_whole_tables(contract, source):
+        whole = f"for whole deliveries with the kind files, {log}"
+        undefined = source.kind is SourceKind.FILES and not source.path and contract.cursor is None
         yield refused(
             path,
             "x-cdc.retention.net_changes",
             f"is set, and {come}: an event may still come between two that have landed, and take columns "
             "from a row that left",
-            f"Take net_changes out of retention, {log}",
+            f"Take net_changes out of retention, {f'define {source.name} {whole}' if undefined else log}",
         )
 
 

@@ -184,6 +184,7 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
     (problem,) = [each["problem"] for each in documents("contracts", "validate")["problems"]]
     assert "desk_tickets.json at $.x-cdc.retention.net_changes" in problem and "as files" in problem
     assert "no definition of desk is in force" in problem
+    assert "define desk for whole deliveries with the kind files" in command("contracts", "validate").err
 
     # Defined as files, they may be whole tables, which only rise; what has landed decides (`retention plan`).
     command("sources", "new", "desk", "--kind", "files")
