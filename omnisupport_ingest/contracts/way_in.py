@@ -47,14 +47,23 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
             f"names no field, and {come}",
             f"Name a column that grows with every change as cursor.field, {log}",
         )
-    if contract.retention.net_changes is not None:
+    if contract.retention.net_changes is not None and not _takes_whole_tables(contract, source):
+        whole = f"for whole deliveries with the kind files, {log}"
+        undefined = source.kind is SourceKind.FILES and not source.path and contract.cursor is None
         yield refused(
             path,
             "x-cdc.retention.net_changes",
             f"is set, and {come}: an event may still come between two that have landed, and take columns "
             "from a row that left",
-            f"Take net_changes out of retention, {log}",
+            f"Take net_changes out of retention, {f'define {source.name} {whole}' if undefined else log}",
         )
+
+
+def _takes_whole_tables(contract: TableContract, source: SourceDefinition) -> bool:
+    """Whether ``contract`` may be delivered as a whole table each time: no later delivery then lands below an
+    earlier one. If files of events land instead, retention refuses (``retention.plan``)."""
+    defined = source.kind is SourceKind.FILES and bool(source.path)
+    return defined and not source.events and contract.cursor is None
 
 
 def _defined_by(source: SourceDefinition) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -299,6 +299,22 @@ class LandingStore:
             if each.epoch <= epoch and each.last_file is not None:
                 last = further(last, each.last_file)
         return self.read(last.batch_id) if last is not None else None
+
+    def whole_snapshots(self) -> Mapping[str, datetime]:
+        """Return, by table, the latest moment of which a whole snapshot has landed in a source without
+        cursors (``FileSpan.snapshots``). Empty for any other source."""
+        last = max(
+            (
+                Position(each.epoch, Lsn(0), each.file_ordinal)
+                for each in self._standings()
+                if each.file_ordinal is not None
+            ),
+            default=None,
+        )
+        # Ordinals rise from delivery to delivery; the times of landing need not.
+        newest = [] if last is None else self.reaching(last.epoch, last, last)
+        file = self.read(newest[-1].batch_id).file if newest else None
+        return (file.snapshots if file is not None else None) or {}
 
     def watermark_until(self, epoch: int) -> datetime | None:
         """The highest watermark of ``epoch`` and the epochs before it; None if they have none."""

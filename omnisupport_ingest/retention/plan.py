@@ -251,16 +251,20 @@ class _Looked:
         """The sealed windows; and by epoch the lowest position in all other windows, including the sentinel,
         whose events a person may release. Nothing is read if no contract needs it."""
         above: dict[int, PositionTuple] = {}
-        for window in self._store.windows() if self._giving_up_rows else ():
+        if not self._giving_up_rows:
+            return NeverJudgedAgain(self.removed.finally_sealed, above)
+        for window in self._store.windows():
             for part in self._store.parts(window) if window not in self.removed.finally_sealed else ():
                 lower(above, part)
-        return NeverJudgedAgain(self.removed.finally_sealed, above)
+        return NeverJudgedAgain(self.removed.finally_sealed, above, self._only_rises())
 
     @cached_property
     def _giving_up_rows(self) -> list[TableContract]:
-        # Elsewhere an event may still come between two that have landed, and ask for a row that left.
-        contracts = self.workspace.contracts.of_source(self.source) if self._store.landed().captured else ()
+        contracts = self.workspace.contracts.of_source(self.source)
         return [each for each in contracts if each.retention.net_changes is not None]
+
+    def _only_rises(self) -> bool:
+        return self._store.landed().captured or bool(self._store.whole_snapshots())
 
     def doomed(self, verdict: Verdict) -> Doomed:
         parts = self._store.parts(verdict.window)

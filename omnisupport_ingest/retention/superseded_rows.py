@@ -82,11 +82,14 @@ class SupersededRows:
 class NeverJudgedAgain:
     """The ``sealed`` windows of a source; and the events that may still be judged otherwise.
 
-    ``above``: by epoch, the lowest position of an event in the other windows.
+    ``above``: by epoch, the lowest position of an event in the other windows. ``only_rises``: every event
+    that still lands stands above all of its epoch that have landed. So it is of a log, and of whole
+    deliveries of rows without a cursor.
     """
 
     sealed: frozenset[str]
     above: Mapping[int, PositionTuple]
+    only_rises: bool = True
 
 
 NOTHING_SETTLED = NeverJudgedAgain(frozenset(), {})
@@ -169,6 +172,8 @@ def _why_whole(
 ) -> str | None:
     """Return why ``window`` keeps all of its rows; None if superseded ones may be removed."""
     state = snapshot.state(window)
+    if not settled.only_rises:
+        return "an event may still land between two that have landed, and ask for a row that left"
     if window not in settled.sealed:
         return "raw has its events, and it may be judged again"
     if state is None or not state.closed:

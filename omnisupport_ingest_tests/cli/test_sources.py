@@ -175,7 +175,7 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
         "at_rest": {"pii": "encrypted"},
         "retention": {"landing": "P7D", "raw": "P30D"},
     }
-    del document["x-cdc"]["cursor"]
+    cursor = document["x-cdc"].pop("cursor")
     path.write_text(json.dumps(document))
     # Nothing defines desk, and it is not the source of the settings: so its tables come as files.
     assert documents("contracts", "validate")["problems"] == []
@@ -184,6 +184,20 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
     (problem,) = [each["problem"] for each in documents("contracts", "validate")["problems"]]
     assert "desk_tickets.json at $.x-cdc.retention.net_changes" in problem and "as files" in problem
     assert "no definition of desk is in force" in problem
+    assert "define desk for whole deliveries with the kind files" in command("contracts", "validate").err
+
+    # Defined as files, they may be whole tables, which only rise; what has landed decides (`retention plan`).
+    command("sources", "new", "desk", "--kind", "files")
+    definition = folder / "contracts" / "sources" / "desk.json"
+    assert documents("contracts", "validate")["problems"] == []
+    path.write_text(json.dumps({**document, "x-cdc": document["x-cdc"] | {"cursor": cursor}}))
+    (problem,) = [each["problem"] for each in documents("contracts", "validate")["problems"]]
+    assert "as files (kind files in" in problem
+    path.write_text(json.dumps(document))
+    definition.write_text(json.dumps(made(folder, "desk") | {"events": {"order": "arrival"}}))
+    (problem,) = [each["problem"] for each in documents("contracts", "validate")["problems"]]
+    assert "$.x-cdc.retention.net_changes" in problem
+    definition.unlink()
 
     command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
     done = command("contracts", "validate")

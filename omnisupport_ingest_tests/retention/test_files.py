@@ -14,6 +14,7 @@ from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.removed import LANDING, RAW, WindowSealed, refuse_sealed
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.keeping import NET_CHANGES
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, Handling
@@ -38,11 +39,11 @@ FIRST, SECOND, LIVE = "2026-11-20T1600", "2026-11-20T1700", "2026-12-01T1600"
 FILES = "omnisupport_files"
 
 
-def giving_up(recorder: Recorder) -> Recorder:
-    """``recorder`` with contracts that give up landing and raw, three weeks on."""
+def giving_up(recorder: Recorder, **more: str) -> Recorder:
+    """``recorder`` with contracts that give up landing and raw, and ``more`` layers, three weeks on."""
     path = recorder.folder / "contracts" / "customers.json"
     document = json.loads(path.read_text())
-    document["x-cdc"]["retention"] = KEPT
+    document["x-cdc"]["retention"] = KEPT | more
     path.write_text(json.dumps(document))
     recorder.workspace = Workspace.open(recorder.workspace.settings)
     recorder.now += timedelta(days=21)
@@ -142,6 +143,30 @@ def test_a_position_of_a_window_that_was_given_up_is_known_whatever_time_it_come
     rows = recorder.state(spark, "customers")
     assert rows[3,]["name"] == "a change"
     assert rows[1,]["name"] == "first"
+
+
+@pytest.mark.slow
+def test_no_net_change_of_files_of_events_leaves_and_the_plan_says_why(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """No contract tells them from whole deliveries: what has landed does."""
+    recorder = giving_up(Recorder(tmp_path, "customers"), net_changes="P10D")
+    at = recorder.workspace
+    for number, hours in enumerate((0, 1, 264)):
+        recorder.land_values(f"{number}.jsonl", told("transaction", 1, hours, op="r", name=f"{number}"))
+    take_all(at, SOURCE, spark)
+    give_up(at, SOURCE)
+    planned = plan_retention(Workspace.open(at.settings), SOURCE)
+    assert planned.rows == () and sealed(at, SOURCE) == {FIRST, SECOND}
+    assert {(each.layer, each.window, each.why) for each in planned.refused} == {
+        (
+            NET_CHANGES,
+            window,
+            "an event may still land between two that have landed, and ask for a row that left "
+            "(public.customers)",
+        )
+        for window in (FIRST, SECOND)
+    }
 
 
 class Deliveries:

@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Self
 
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
 
 
@@ -34,18 +33,7 @@ class LandedSnapshots:
     @classmethod
     def of(cls, store: LandingStore) -> Self:
         """Return those that have landed in ``store``. Before a delivery lands, hold its lock."""
-        last = max(
-            (
-                Position(each.epoch, Lsn(0), each.file_ordinal)
-                for each in store.epoch_standings()
-                if each.file_ordinal is not None
-            ),
-            default=None,
-        )
-        # Ordinals rise from delivery to delivery; the times of landing need not.
-        newest = [] if last is None else store.reaching(last.epoch, last, last)
-        file = store.read(newest[-1].batch_id).file if newest else None
-        return cls((file.snapshots if file is not None else None) or {})
+        return cls(store.whole_snapshots())
 
     def with_one(self, table: str, moment: datetime) -> Self:
         """Return these and a whole snapshot of ``table``. One that is older than the last changes nothing."""

@@ -12,13 +12,14 @@ while a full reading is not finished, so no window becomes old under it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.kept_positions import last_kept_window
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.landed_key import ReadingKeys
@@ -29,15 +30,26 @@ CLEAR_OF_SEALED = "a table is read whole, and windows of its rows may be sealed"
 """Reason of an epoch that ``clear_of_sealed`` begins."""
 
 
-def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
+def refresh(
+    inlet: Inlet,
+    state: QueryState,
+    tables: Sequence[TableContract],
+    reason: str,
+    live: Mapping[str, LiveSchema] | None = None,
+) -> int:
     """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
 
     When that reading is finished, rows that only older epochs have are ended. Where windows are given up by
     age, all rows of it that are older land in the window of this moment. A caller thereby accepts the schema
-    changes of ``tables`` that are known by now.
+    changes of ``tables`` that are known by now. ``live``: the tables as they are now, by contract name, for
+    what becomes of their keys; None: they are as the last reading saw them.
     """
     epoch = _begin(inlet, state, {each.full_name for each in tables}, reason)
-    ReadingKeys(inlet.store.folder).begin(tables, epoch.number)
+    keys = ReadingKeys(inlet.store.folder)
+    if live is not None:
+        # A key that went since the last reading would else be missed only after this, and asked for again.
+        keys.look(tables, live)
+    keys.begin(tables, epoch.number)
     if all(state.progress(each.full_name) is None for each in inlet.tables):
         # The cursors of the former database no longer matter, so from now on it may be another database.
         state.forget_all()

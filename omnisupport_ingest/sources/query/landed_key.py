@@ -29,16 +29,21 @@ class ReadingKeys:
     def __init__(self, landing: Path) -> None:
         self._changes, self._record = SchemaChanges(landing), LandedKeys(landing)
         self._unique: dict[str, bool | None] = {}
+        self._keyed: dict[str, bool] = {}
 
     def look(self, tables: Sequence[TableContract], live: Mapping[str, LiveSchema]) -> None:
         """Record for each of ``tables`` whether its key tells its rows apart. ``live``: by contract name."""
-        self._unique = {
-            each.full_name: is_unique(each, live[each.name])
+        inspected = [
+            (each, live[each.name])
             for each in tables
+            if each.name in live and live[each.name].live.kind != NOT_INSPECTED
+        ]
+        self._keyed = {each.full_name: bool(found.seen.key) for each, found in inspected}
+        self._unique = {
+            each.full_name: is_unique(each, found)
+            for each, found in inspected
             # Without a column of its key, or if it could not be inspected, the reading is refused.
-            if each.name in live
-            and live[each.name].live.kind != NOT_INSPECTED
-            and all(live[each.name].column(name) for name in each.key)
+            if all(found.column(name) for name in each.key)
         }
         waiting = self.waiting(tables)
         looked = {each.full_name for each in tables if each.name not in waiting} & self._unique.keys()
@@ -94,11 +99,13 @@ class ReadingKeys:
         """Record that ``tables`` are read by the keys of their contracts in ``epoch``, and whole.
 
         A person who has a table read whole that has no key at all at the source any more declares thereby
-        that the contract's key is still right.
+        that the contract's key is still right. The last ``look`` of this object says whether it has one; of a
+        table that it did not see, the last reading does.
         """
         waiting, seen = self.waiting(tables), self._changes.tables()
         begun = {each.full_name: each for each in tables if each.name in waiting}
-        keyed = {each.full_name for each in tables if each.name in seen and seen[each.name].key}
+        held = {each.full_name: bool(seen[each.name].key) for each in tables if each.name in seen}
+        keyed = {name for name, has_one in (held | self._keyed).items() if has_one}
 
         def began(name: str, keys: KeysOfTable) -> KeysOfTable:
             # The next look finds out whether the new key tells the rows apart; until then it does not.

@@ -28,6 +28,7 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.errors import QueryPaused, QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.reader import Reader
+from omnisupport_ingest.sources.query.schemas import schemas_now
 from omnisupport_ingest.sources.query.state import QueryState
 from omnisupport_ingest.sources.query.sync import SyncReport, rewind, sync
 from omnisupport_ingest.windows import WindowGrid
@@ -111,7 +112,7 @@ class QuerySource:
                 if table.full_name in (no_further_than or {}):
                     rewind(table, state, (no_further_than or {})[table.full_name])
             if anew:
-                refresh(inlet, state, anew, reason)
+                refresh(inlet, state, anew, reason, schemas_now(reader, self.store, anew))
             return sync(
                 inlet,
                 reader,

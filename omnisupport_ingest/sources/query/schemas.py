@@ -9,7 +9,7 @@ accepts the changes that were seen before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
@@ -17,12 +17,24 @@ from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.recording import record, shown_under_another_name
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, record, shown_under_another_name
 from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.landed_key import ReadingKeys
 from omnisupport_ingest.sources.query.reader import Moment, Reader
 
 _GONE = ("column_dropped", "column_added_again")
+
+
+def schemas_now(
+    reader: Reader, store: LandingStore, tables: Sequence[TableContract]
+) -> Mapping[str, LiveSchema] | None:
+    """Return the schemas of ``tables`` as they are, by contract name, and record nothing; None if the
+    database does not show schemas. ``reader`` has no transaction open."""
+    reader.begin()
+    try:
+        return reader.schemas(tables, SchemaChanges(store.folder).tables())
+    finally:
+        reader.end()
 
 
 class CursorSchemas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import judged_changes
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.query.run import QuerySource
+from omnisupport_ingest.sources.query.sync import SyncReport
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, contract_document
 
@@ -58,13 +60,22 @@ class Platform:
     def contract(self) -> TableContract:
         return next(iter(self.workspace.contracts.of_source(SOURCE)))
 
+    def edit_contract(self, edit: Callable[[dict[str, Any]], None]) -> None:
+        path = self.settings.contracts_dir / "tickets.json"
+        document = json.loads(path.read_text())
+        edit(document)
+        path.write_text(json.dumps(document))
+
     def sync(self, **how: Any) -> None:
+        assert self.report(**how).finished
+
+    def report(self, **how: Any) -> SyncReport:
         contracts = self.workspace.contracts
         definition = sources_in_force(self.settings, contracts).find(SOURCE)
         source = QuerySource.of(definition, contracts, self.home)
         if "reason" in how:
             how["anew"] = source.tables
-        assert source.sync(**how).finished
+        return source.sync(**how)
 
     def take_in(self, spark: SparkSession) -> None:
         workspace, contract = self.workspace, self.contract

@@ -8,13 +8,15 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.landed_keys import KeysOfTable, LandedKeys
-from omnisupport_ingest.contracts.model import RetentionPolicy
+from omnisupport_ingest.contracts.model import BLOCK, RetentionPolicy
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.sources.query import run
 from omnisupport_ingest.sources.query.anew import refresh
 from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.cursor import END_ORDINAL
@@ -88,6 +90,63 @@ def test_a_reading_of_the_whole_table_settles_no_key_that_tells_nothing_apart(de
     desk.refresh("restored from a backup")
     # Where nothing at all is unique, a person may say that the contract's key is.
     assert desk.sync().tables[0].blocked == ("PRIMARY KEY" in alter)
+
+
+@pytest.mark.parametrize("another_key", [False, True])
+def test_one_full_refresh_is_enough_for_a_primary_key_that_went_before_anything_looked_again(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another_key: bool
+) -> None:
+    home = Platform(desk, tmp_path / "own", monkeypatch)
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    home.sync()
+    desk.run("ALTER TABLE tickets ALTER subject SET NOT NULL, DROP CONSTRAINT tickets_pkey")
+    desk.run("INSERT INTO tickets VALUES (2, 'two')")
+    if another_key:
+        home.edit_contract(_by_id_and_subject)
+    assert [each.landed for each in home.report(reason="its key is still right").tables] == [2]
+    desk.run("INSERT INTO tickets VALUES (3, 'three')")
+    assert [each.landed for each in home.report().tables] == [1]
+
+
+def test_a_contract_that_blocks_is_not_answered_for_by_a_refresh_before_anybody_could_look(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Platform(desk, tmp_path / "own", monkeypatch, evolution=BLOCK)
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    home.sync()
+    desk.run("ALTER TABLE tickets DROP CONSTRAINT tickets_pkey; INSERT INTO tickets VALUES (2, 'two')")
+    assert [each.blocked for each in home.report(reason="restored from a backup").tables] == [True]
+    assert [each.landed for each in home.report(reason="its key is still right").tables] == [2]
+
+
+def _by_id_and_subject(contract: dict[str, Any]) -> None:
+    contract["x-cdc"]["key"], contract["required"] = ["id", "subject"], ["id", "subject"]
+    contract["properties"]["subject"]["type"] = "string"
+
+
+def test_one_full_refresh_says_nothing_for_a_primary_key_of_other_columns_that_nothing_has_seen(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Platform(desk, tmp_path / "own", monkeypatch)
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    home.sync()
+    desk.run(f"{WIDER}; INSERT INTO tickets VALUES (1, 'uno')")
+    assert [each.blocked for each in home.report(reason="restored from a backup").tables] == [True]
+    # Nor for one that goes between the request and the reading.
+    desk.run("DELETE FROM tickets WHERE subject = 'uno'")
+    desk.run("ALTER TABLE tickets DROP CONSTRAINT tickets_pkey, ADD PRIMARY KEY (id)")
+    assert home.report(reason="its key is back").finished
+    _going_after_the_request(desk, monkeypatch)
+    assert [each.blocked for each in home.report(reason="restored from a backup").tables] == [True]
+
+
+def _going_after_the_request(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(*given: Any) -> int:
+        epoch = refresh(*given)
+        desk.run("ALTER TABLE tickets DROP CONSTRAINT tickets_pkey")
+        return epoch
+
+    monkeypatch.setattr(run, "refresh", begun)
 
 
 def test_an_index_that_the_contract_s_key_rests_on_is_missed_whatever_the_primary_key_is(desk: Desk) -> None:
