@@ -70,12 +70,14 @@ class ErasureRequest:
 class Earlier:
     """The facts that a later certificate repeats: who asked, which files held cells before, and which were
     swept. ``windows_named``: of a subject, whether its windows were named after it was recorded as erased.
+    ``former_keys_sha256``: of a subject, the former keys of its rows that events linked to it.
     """
 
     asked: ErasureRequest
     before: tuple[Holding, ...]
     swept: tuple[str, ...]
     windows_named: bool = False
+    former_keys_sha256: tuple[str, ...] = ()
 
 
 FORMAT = Format(Earlier, FORMAT_VERSION, strict=False)

@@ -23,7 +23,7 @@ from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.former_rows import former_spans, of_this_key
+from omnisupport_ingest.read.former_rows import FormerKeys, of_this_key
 from omnisupport_ingest.read.row_traces import (
     RowState,
     Trace,
@@ -122,7 +122,14 @@ def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by:
                 f"The {missing} is missing.",
                 fix="Give it: the ledger records person, time and reason of every erasure.",
             )
-    spans = _spans(workspace, contract, key)
+    return record(workspace, contract, _spans(workspace, contract, key), erased_by=erased_by, why=why)
+
+
+def record(
+    workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan], *, erased_by: str, why: str
+) -> Erased:
+    """Record the erasure of all events of the table in ``spans``; a repeated call writes nothing. An event
+    of the table was judged before."""
     command = _Command(workspace, contract, spans, erased_by, why)
     table = workspace.erasures(contract.source)
     written = [table.append(command.rows)]
@@ -217,7 +224,8 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
             "_cdc_moved_from_key is this key.",
         )
     spans = of_this_key(contract, spans_of(key, state.through, changes))
-    return [*spans, *former_spans(files, contract, [name for name, _ in spans])]
+    former = FormerKeys(workspace, files, contract).spans(spans) if contract.key_eras else []
+    return [*spans, *former]
 
 
 def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) -> ErasureRefused:

@@ -16,7 +16,9 @@ from typing import Any
 
 from omnisupport_ingest.cdc.erasing import key_hash
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.layers.events.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.former_rows import FormerKeys
 from omnisupport_ingest.read.holdings import Holding
 from omnisupport_ingest.read.row_cells import (
     ErasedRow,
@@ -79,17 +81,31 @@ def erase_row(
     erased = erase(workspace, contract, key, erased_by=erased_by, why=why)
     erase_in_sealed_windows(workspace, contract.source)
     asked = ErasureRequest(erased_by.strip(), why.strip(), datetime.now(UTC))
-    if erased.before:
+    # An erasure of the row's subject may have recorded its former keys before.
+    if own := [each for each in erased.before if contract.has_key_at(each.span.through)]:
         # The command was killed between the ledger and the certificate: the first who asked counts.
-        first = min(erased.before, key=lambda each: each.sequence)
+        first = min(own, key=lambda each: each.sequence)
         asked = ErasureRequest(first.erased_by, first.why, first.erased_at)
     earlier = earlier or Earlier(asked, before, ())
     return erased, _certify(workspace, row, erased, withdrawn, path, earlier)
 
 
+def _unlinked(workspace: Workspace, contract: TableContract) -> list[Holding]:
+    files = EventFiles.newest(workspace, contract.source) if contract.key_eras else None
+    return FormerKeys(workspace, files, contract).unlinked() if files is not None else []
+
+
 def _identity(row: ErasedRow) -> bytes:
-    """Return what distinguishes the row from all others: its keys, and where each of them ended."""
-    spans = [[key_hash(key), [span.through for span in spans]] for key, spans in sorted(row.spans.items())]
+    """Return what distinguishes the row from all others: its keys, and where each of them ended.
+
+    Keys from before the table got another key do not count: what links them to the row may be gone by the
+    next command.
+    """
+    ends = {
+        key: [span.through for span in spans if row.contract.has_key_at(span.through)]
+        for key, spans in sorted(row.spans.items())
+    }
+    spans = [[key_hash(key), of_key] for key, of_key in ends.items() if of_key]
     return json.dumps([row.contract.full_name, spans]).encode()
 
 
@@ -139,6 +155,12 @@ def _certify(
         [each.path for each in withheld_of_no_row(workspace, contract)],
         "nobody can say which row they are of, so they may have its values, as landing and raw have them; "
         "retention of landing, raw and quarantine deletes them",
+    )
+    remains.add(
+        "events with a former key that no event links to a present one",
+        [each.path for each in _unlinked(workspace, contract)],
+        "the table had another key then, and no event with both keys says whose they are, so they may have "
+        "its values; nothing of them is in net changes, dimension and history. Retention deletes them",
     )
     others = [column for column in contract.source_columns if column.name not in contract.key]
     remains.add_outside(workspace, contract.source, [(contract, others)])

@@ -24,6 +24,12 @@ from omnisupport_ingest.contracts.erased_subjects import ErasedName
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import row_subject
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.former_subjects import (
+    FormerOfTable,
+    cells_by_former_keys,
+    former_of_subject,
+    images_by_former_keys,
+)
 from omnisupport_ingest.read.holdings import Holding
 from omnisupport_ingest.read.plain_images import Sought, plain_images
 from omnisupport_ingest.read.row_cells import withheld_of_no_row
@@ -57,7 +63,7 @@ from omnisupport_ingest.review.certificate import (
     withdrawn_personal,
     write_certificate,
 )
-from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
+from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused, record
 from omnisupport_ingest.review.sealed_windows import erase_in_sealed_windows, tables_not_found
 from omnisupport_ingest.storage import storage_of
 
@@ -96,12 +102,17 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
     withdrawn = withdrawn_personal(workspace, contract.source)
     of_subject = _traced(workspace, contract, key, subjects)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
+    former = _former(workspace, contract, key, subjects)
+    cells += _not_in(cells, cells_by_former_keys(workspace, former))
+    by_former, mixed = _images_by_former_keys(workspace, former, subjects)
     remaining = _Remaining(
         cells,
         (),
         of_others(workspace, contract, of_subject, subjects),
         withdrawn,
         not_found=tables_not_found(workspace, contract, of_subject),
+        by_former=by_former,
+        mixed=mixed,
     )
     remains, _ = _remains(workspace, contract, of_subject, remaining)
     return _erased(None, None, of_subject, remaining, remains)
@@ -136,31 +147,48 @@ def erase_subject(
     # lives, and is sent again and again, makes no window stale.
     named_before = earlier.windows_named and keys.destroyed(ids) == ids
     keys.note_names(contract.source, _names(workspace, contract))
+    # Before the key goes: it may encrypt what links former keys of rows to present ones.
+    former = _former(workspace, contract, key, subjects, earlier.former_keys_sha256)
+    of_former = _record_former(workspace, former, earlier.asked)
     destroyed = keys.destroy(ids)
     # Trace the subject now, to find events that landed or were judged meanwhile too.
     of_subject = _traced(workspace, contract, key, subjects)
     sealed = SealedEvents.of(workspace, contract.source)
     _name_windows(workspace, contract, ids, of_subject, sealed, plain=not named_before)
-    windows = keys.windows_of(contract.source, ids)
+    windows = {*keys.windows_of(contract.source, ids), *of_former}
     erase_in_sealed_windows(workspace, contract.source)
     waiting = windows_waiting(workspace, contract.source, windows)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
+    cells += _not_in(cells, cells_by_former_keys(workspace, former))
     swept, left_over = list[str](), list[Holding]()
     if not (cells or waiting):
         swept = sweep_former(workspace, contract.source, _tables(workspace, contract, of_subject))
         left_over = cells_left_over(workspace, contract, of_subject)
+        left_over += _not_in(left_over, cells_by_former_keys(workspace, former, left_over=True))
     others = of_others(workspace, contract, of_subject, subjects)
     # Of the files that were written meanwhile.
     sealed = SealedEvents.of(workspace, contract.source)
     not_found = tables_not_found(workspace, contract, of_subject)
     in_sealed = sealed.windows_of([*cells, *left_over])
-    remaining = _Remaining(cells, waiting, others, withdrawn, left_over, in_sealed, not_found, len(swept))
+    by_former, mixed = _images_by_former_keys(workspace, former, subjects)
+    remaining = _Remaining(
+        cells,
+        waiting,
+        others,
+        withdrawn,
+        left_over,
+        in_sealed,
+        not_found,
+        len(swept),
+        by_former,
+        mixed,
+    )
     remains, in_versions = _remains(workspace, contract, of_subject, remaining)
     uncovered = [each for each in _of_subject(withdrawn, contract, of_subject) if with_data(workspace, each)]
     state = COMPLETE
     if cells or waiting or left_over or uncovered:
         state = PENDING
-    elif of_subject.plain or others or not_found or in_versions:
+    elif of_subject.plain or others or by_former or mixed or not_found or in_versions:
         state = INCOMPLETE
     document = _head(contract, key, ids, earlier) | {
         "state": state,
@@ -171,6 +199,7 @@ def erase_subject(
             "destroyed_now": destroyed,
             "ids": sorted(each.hex() for each in ids),
         },
+        "former_keys_sha256": sorted({each for table in former for each in table.named}),
         "encrypted": tuple(of_subject.encrypted),
         "record": tuple(of_subject.plain),
         "after": what_became(workspace, earlier.before, [*cells, *left_over]),
@@ -326,6 +355,8 @@ class _Remaining:
     withdrawn contracts of the source with personal values. ``left_over``: readable cells in files of no
     version. ``sealed``: sealed windows with some of ``cells``, which stay. ``not_found``: tables with sealed
     windows in which rows of the subject cannot be found. ``swept``: how many files were swept now.
+    ``by_former``: landed images by former keys of its rows that do not name it. ``mixed``: those by former
+    keys that rows of others had too.
     """
 
     cells: Sequence[Holding]
@@ -336,6 +367,56 @@ class _Remaining:
     sealed: Sequence[str] = ()
     not_found: Sequence[TableContract] = ()
     swept: int = 0
+    by_former: Sequence[Holding] = ()
+    mixed: Sequence[Holding] = ()
+
+
+def _former(
+    workspace: Workspace,
+    contract: TableContract,
+    key: str,
+    subjects: Subjects,
+    named: Collection[str] = (),
+) -> list[FormerOfTable]:
+    """Return what tables have by former keys of rows of ``subjects``. ``named``: as of
+    ``former_of_subject``."""
+    tables = workspace.contracts.of_source(contract.source)
+    if not any(each.key_since for each in tables):
+        return []
+    texts = {text for kind, text in subjects.named if kind == subjects.kind}
+    said = [(subjects.kind, each) for each in sorted(_traced(workspace, contract, key, subjects).subjects)]
+    ids = subjects.all_ids(workspace, contract.source)
+    known = workspace.subjects.ids_of([(contract.source, *each) for each in said])
+    # By another contract an image may have been of another subject than it says now.
+    texts |= {text for (_, text), key_id in zip(said, known, strict=False) if key_id in ids}
+    return former_of_subject(workspace, contract.source, {(subjects.kind, each) for each in texts}, named)
+
+
+def _record_former(
+    workspace: Workspace, former: Sequence[FormerOfTable], asked: ErasureRequest
+) -> frozenset[str]:
+    """Record the events by former keys as erased, and return their windows."""
+    found = set[str]()
+    for each in former:
+        if each.spans:
+            done = record(workspace, each.contract, each.spans, erased_by=asked.by, why=asked.why)
+            found |= {window for entry in (*done.before, *done.recorded) for window in entry.windows}
+    return frozenset(found)
+
+
+def _images_by_former_keys(
+    workspace: Workspace, former: Sequence[FormerOfTable], subjects: Subjects
+) -> tuple[list[Holding], list[Holding]]:
+    """Return the files of landing and raw with readable images by former keys: of the subject's rows alone,
+    and of others' too."""
+    ids = subjects.all_ids(workspace, former[0].contract.source) if former else frozenset[bytes]()
+    alone, mixed = (images_by_former_keys(workspace, former, ids, mixed=each) for each in (False, True))
+    return alone, mixed
+
+
+def _not_in(known: Sequence[Holding], more: Sequence[Holding]) -> list[Holding]:
+    paths = {each.path for each in known}
+    return [each for each in more if each.path not in paths]
 
 
 def _names(workspace: Workspace, contract: TableContract) -> dict[str, ErasedName]:
@@ -417,6 +498,18 @@ def _remains(
         [each.path for each in remaining.of_others],
         "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
         "former keys), or by its own table, with --subject too",
+    )
+    remains.add(
+        "images by a former key of its rows",
+        [each.path for each in remaining.by_former],
+        "the table had another key then, and they do not name the subject: they landed plain, or encrypted "
+        "by another key. Above raw they have no values; retention of landing and raw deletes them",
+    )
+    remains.add(
+        "images by a former key that rows of other subjects had too",
+        [each.path for each in remaining.mixed],
+        "an event with that key names another subject. Those that name nobody may have the subject's values, "
+        "above raw too; retention deletes them",
     )
     remains.add(
         "lines that could not be read and say of nobody whose they are",
