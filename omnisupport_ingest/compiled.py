@@ -171,9 +171,12 @@ def hashed_texts(texts: pa.StringArray) -> HashedColumn:
 
 
 def hashed_numbers(numbers: pa.Array) -> HashedColumn:
-    """Return a column of whole numbers of 64 or 32 bits as the functions that hash take it."""
+    """Return a column of whole numbers of 64 or 32 bits as the functions that hash take it.
+
+    Raises ``KeyError`` for another type.
+    """
     valid, held = numbers.buffers()
-    kind = "n" if numbers.type == pa.int64() else "i"
+    kind = {pa.int64(): "n", pa.int32(): "i"}[numbers.type]
     return kind, numbers.offset, held, None, valid if numbers.null_count else None
 
 

@@ -33,26 +33,30 @@ _NULL, _NO_NAMES = b"\x00", b"\x01"
 def event_hashes(events: pa.Table) -> pa.Int64Array:
     """Return ``event_hash`` of each of ``events``, which have the columns of ``LANDED_TYPE``."""
 
-    def of(name: str) -> pa.Array:
-        return columnar.one_chunk(events[name])
+    if not events.num_rows:
+        return pa.array([], pa.int64())
+
+    def texts(name: str) -> pa.Array:
+        return columnar.one_chunk(events[name]).cast(pa.string())
+
+    def longs(name: str) -> pa.Array:
+        return columnar.one_chunk(events[name]).cast(pa.int64())
 
     columns: list[tuple[pa.Array, bytes | None]] = [
-        (of("epoch").cast(pa.int32()), None),
-        *((of(name), None) for name in ("commit_lsn", "ordinal", "op", "source_schema", "source_table")),
-        *((of(name), _NULL) for name in ("key", "before", "after")),
+        (longs("epoch").cast(pa.int32()), None),
+        *((longs(name), None) for name in ("commit_lsn", "ordinal")),
+        *((texts(name), None) for name in ("op", "source_schema", "source_table")),
+        *((texts(name), _NULL) for name in ("key", "before", "after")),
         (_joined(events["unchanged"]), _NO_NAMES),
-        (of("moved_from_key"), _NULL),
-        (of("source_ts").cast(pa.int64()), None),
-        (_unread(of("identity")), None),
+        (texts("moved_from_key"), _NULL),
+        (longs("source_ts"), None),
+        (_unread(texts("identity")), None),
     ]
     if compiled_hashes is None:
         return _one_by_one(columns, events.num_rows)
     made = compiled_hashes.hash_events(
         events.num_rows,
-        tuple(
-            hashed_texts(each) if pa.types.is_string(each.type) else hashed_numbers(each)
-            for each, _ in columns
-        ),
+        tuple(_hashed(each) for each, _ in columns),
         tuple(absent for _, absent in columns),
     )
     return pa.array(np.frombuffer(buffer_of(made), np.int64))

@@ -13,6 +13,7 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.compiled import (
@@ -24,6 +25,8 @@ from omnisupport_ingest.compiled import (
 )
 
 Hashes = npt.NDArray[np.int64]
+
+_INFINITE = (1 << 63) - 1
 
 
 def row_hashes(rows: pa.Table) -> Hashes:
@@ -55,11 +58,20 @@ def _hashed(values: pa.Array) -> HashedColumn | None:
         return hashed_texts(values)
     if pa.types.is_boolean(kind):
         return hashed_texts(values.cast(pa.string()))
-    if pa.types.is_signed_integer(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us"):
+    if pa.types.is_signed_integer(kind) or _are_moments(values):
         return hashed_numbers(values.cast(pa.int64()))
     if (pa.types.is_map(kind) or pa.types.is_list(kind)) and _are_empty(values):
         return "c", values.offset, None, b"[]", values.buffers()[0] if values.null_count else None
     return None
+
+
+def _are_moments(values: pa.Array) -> bool:
+    """Whether ``values`` are times whose text is the number that Arrow has. The extremes are DuckDB's
+    infinities."""
+    if not pa.types.is_timestamp(values.type) or values.type.unit != "us":
+        return False
+    bounds = pc.min_max(values.cast(pa.int64())).as_py()
+    return bounds["min"] is None or (bounds["max"] < _INFINITE and bounds["min"] > -_INFINITE)
 
 
 def _are_empty(values: pa.Array) -> bool:

@@ -57,6 +57,20 @@ def test_the_hash_is_that_of_the_library(events: list[tuple[Any, ...]], start: i
         assert found.equals(event_hashes(rows))
 
 
+def test_no_events_have_no_hashes_even_without_offsets() -> None:
+    empty = pa.StringArray.from_buffers(0, pa.py_buffer(b""), pa.py_buffer(b""))
+    rows = table([]).set_column(3, "op", empty)
+    assert event_hashes(rows).equals(pa.array([], pa.int64()))
+
+
+def test_texts_in_another_form_have_the_same_hash() -> None:
+    event = (1, 2, 3, "c", "public", "t", '["1"]', None, "{}", None, None, 5, None)
+    rows = table([event, event])
+    for form in (pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()):
+        other = rows.set_column(3, "op", rows["op"].cast(form))
+        assert event_hashes(other).equals(event_hashes(rows))
+
+
 def test_bytes_of_any_number_are_hashed_as_by_the_library() -> None:
     assert compiled_hashes is not None
     texts = ["x" * size for size in range(200)]

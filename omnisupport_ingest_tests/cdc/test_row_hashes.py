@@ -35,6 +35,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.timestamp("us", tz="UTC"), MOMENTS),
     (pa.timestamp("us"), MOMENTS.map(lambda each: each.replace(tzinfo=None))),
     (pa.timestamp("ms", tz="UTC"), MOMENTS.map(lambda each: each.replace(microsecond=0))),
+    (pa.timestamp("us"), st.sampled_from([(1 << 63) - 1, 1 - (1 << 63), 0])),
     (pa.binary(), st.binary(max_size=20)),
     (pa.list_(pa.string()), st.lists(TEXTS | st.none(), max_size=3)),
     (pa.list_(pa.int64()), st.lists(WHOLE, max_size=3)),

@@ -7,6 +7,7 @@ event (``record_columns``).
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -269,6 +270,10 @@ class _ContentHash:
 @cache
 def _hashing_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="hashes records")
+
+
+# A forked process has no thread of the process before.
+os.register_at_fork(after_in_child=_hashing_thread.cache_clear)
 
 
 def _content_of(lines: pa.BinaryArray) -> memoryview:

@@ -229,7 +229,7 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     size_t taken = 0;
-    int is_over = 0, problem = 0;
+    int is_over = 0, is_empty = 0, problem = 0;
     Py_BEGIN_ALLOW_THREADS
     if (enough > view.len) enough = view.len;
     if (enough > (int64_t)of->room) enough = (int64_t)of->room;
@@ -245,6 +245,7 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t count)
     taken = of->filled < (size_t)view.len ? of->filled : (size_t)view.len;
     size_t begin = of->begin;
     is_over = of->is_over;
+    is_empty = !of->filled;
     problem = of->problem;
     pthread_mutex_unlock(&of->lock);
     /* The thread does not touch what it has filled. */
@@ -261,6 +262,7 @@ static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t count)
     Py_END_ALLOW_THREADS
     leave(of);
     PyBuffer_Release(&view);
+    if (!taken && is_over && !is_empty) return Py_NewRef(Py_None);
     if (!taken && is_over && problem) {
         errno = problem;
         return PyErr_SetFromErrno(PyExc_OSError);
@@ -278,6 +280,7 @@ static PyObject *wait_(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (count != 2) return PyErr_Format(PyExc_TypeError, "wait takes 2 arguments");
     int64_t micros = PyLong_AsLongLong(args[1]);
     if (PyErr_Occurred()) return NULL;
+    if (micros > LONGEST_MICROS) micros = LONGEST_MICROS;
     Receiver *of = enter(args[0]);
     if (of == NULL) return NULL;
     int is_there;

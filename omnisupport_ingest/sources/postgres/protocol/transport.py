@@ -12,6 +12,7 @@ import ctypes
 import os
 import select
 import time
+from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
@@ -131,12 +132,11 @@ class SocketTransport:
                 raise
 
     def receive_ahead(self) -> None:
-        """From now on, have a thread receive, unless the package was installed without a C compiler."""
+        """From now on, have a thread receive, if the package was installed with a C compiler and the system
+        has a thread and four descriptors to give."""
         if compiled_receiver is not None:
-            try:
+            with suppress(OSError):
                 self._receiver = compiled_receiver.start(self._descriptor, _ROOM_BYTES)
-            except OSError as error:
-                raise stream_closed(error.strerror or str(error)) from error
 
     @property
     def gathers(self) -> bool:

@@ -186,8 +186,10 @@ class WalStream:
 
     def close(self) -> None:
         """Close the connection, whatever state it is in."""
-        self._transport.close()
-        self._connection.close()
+        try:
+            self._transport.close()
+        finally:
+            self._connection.close()
 
     def _start(self, command: str) -> None:
         with source_errors("starting replication"), Awaited(self._connection, self.silence) as answer:

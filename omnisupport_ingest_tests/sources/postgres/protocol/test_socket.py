@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -77,6 +78,24 @@ def test_an_end_of_the_stream_says_how_it_ended(
     with pytest.raises(SourceUnavailable) as error:
         taken(ours)
     assert f"stream: {said}." in error.value.problem and "alice" not in str(error.value)
+
+
+def test_without_a_thread_to_be_had_it_receives_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoThreads:
+        @staticmethod
+        def start(*_: object) -> None:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(transport, "compiled_receiver", NoThreads)
+    server, ours = socket.socketpair()
+    ours.setblocking(False)
+    with server, ours:
+        found = SocketTransport(ours.fileno())
+        found.receive_ahead()
+        assert not found.gathers
+        server.sendall(framed(ROW))
+        assert taken(found) == [ROW]
+        found.close()
 
 
 def test_a_reset_connection_is_told_as_such() -> None:
