@@ -60,7 +60,9 @@ class CompiledRows(Protocol):
 
 
 class CompiledImages(Protocol):
-    """The function of ``compiled_images.c``, which says what it does. It checks all arguments."""
+    """The functions of ``compiled_images.c``, which says what each does. They check all arguments."""
+
+    def contains(self, data: Bytes | pa.Buffer, start: int, stop: int, wanted: bytes, /) -> bool: ...
 
     def read(
         self,

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.compiled import compiled_images
 from omnisupport_ingest.contracts.at_rest import null_once_erased
 from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
 from omnisupport_ingest.contracts.model import TableContract
@@ -24,7 +25,7 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 
 _IMAGES = ("before", "after")
-_MARK_BYTES = re.compile(re.escape(MARK.encode()))
+_MARK_BYTES = MARK.encode()
 
 
 def has_encrypted(batch: pa.RecordBatch) -> bool:
@@ -78,7 +79,10 @@ def _may_be_marked(images: pa.StringArray) -> bool:
     if texts is None or not len(images):
         return False
     ends = np.frombuffer(offsets, np.int32, len(images) + 1, 4 * images.offset)
-    return _MARK_BYTES.search(memoryview(texts)[ends[0] : ends[-1]]) is not None
+    start, stop = int(ends[0]), int(ends[-1])
+    if compiled_images is not None:
+        return compiled_images.contains(texts, start, stop, _MARK_BYTES)
+    return re.search(re.escape(_MARK_BYTES), memoryview(texts)[start:stop]) is not None
 
 
 def _marked(images: pa.StringArray) -> pa.BooleanArray:

@@ -3,6 +3,7 @@
 
    Nothing is read outside the images. They are UTF-8. The interpreter's lock is not held meanwhile. */
 
+#define _GNU_SOURCE /* memmem */
 #include "../compiled_texts.h"
 
 /* More members that are not looked for leave an image to the other way: their names are compared with one another. */
@@ -224,7 +225,37 @@ end:
     return result;
 }
 
+PyDoc_STRVAR(contains_doc,
+"contains(data, start, stop, wanted) -> bool\n\n"
+"Whether the bytes `wanted` occur in `data` from `start` to `stop`.");
+
+static PyObject *contains(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    static const size_t sizes[2] = {1, 1};
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "contains takes 4 arguments");
+    int64_t start = PyLong_AsLongLong(args[1]), stop = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    PyObject *given[2] = {args[0], args[3]}, *result = NULL;
+    Argument of[2] = {0};
+    if (open_all(of, given, sizes, 2) < 0) goto end;
+    if (start < 0 || start > stop || stop > of[0].view.len) {
+        PyErr_SetString(PyExc_ValueError, "start and stop are not within the data");
+        goto end;
+    }
+    int is_there = of[1].view.len == 0;
+    Py_BEGIN_ALLOW_THREADS
+    if (!is_there && start < stop)
+        is_there = memmem((const uint8_t *)of[0].view.buf + start, (size_t)(stop - start), of[1].view.buf,
+                          (size_t)of[1].view.len) != NULL;
+    Py_END_ALLOW_THREADS
+    result = PyBool_FromLong(is_there);
+end:
+    close_all(of, 2);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"contains", (PyCFunction)(void (*)(void))contains, METH_FASTCALL, contains_doc},
     {"read", (PyCFunction)(void (*)(void))read_images, METH_FASTCALL, read_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -215,3 +215,14 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
     for at, value in wrong:
         with pytest.raises(ValueError, match="do not fit"):
             compiled_images.read(*(value if i == at else each for i, each in enumerate(good)))
+
+
+@COMPILED
+@given(st.binary(max_size=40), st.integers(0, 40), st.integers(0, 40), st.binary(max_size=3))
+def test_bytes_are_found_where_python_finds_them(data: bytes, start: int, stop: int, wanted: bytes) -> None:
+    assert compiled_images is not None
+    start, stop = sorted((min(start, len(data)), min(stop, len(data))))
+    assert compiled_images.contains(data, start, stop, wanted) is (wanted in data[start:stop])
+    for wrong in ((-1, stop), (stop + 1, stop), (start, len(data) + 1)):
+        with pytest.raises(ValueError, match="not within the data"):
+            compiled_images.contains(data, *wrong, wanted)
