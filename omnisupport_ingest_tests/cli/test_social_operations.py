@@ -133,6 +133,17 @@ class Platform:
         done = pgbench.command("verify", "--json", folder=self.folder, variables=self.variables)
         return done.returncode == 0 and json.loads(done.stdout)["holds"] is True
 
+    def has_nothing_pending(self) -> bool:
+        """Whether every table that follows from what has landed has it, histories too."""
+        done = pgbench.command("status", "--json", folder=self.folder, variables=self.variables)
+        tables = [each for of in json.loads(done.stdout)["sources"] for each in of["tables"]]
+        # The quarantine is committed with the deduped events, and has no number.
+        return all(
+            each["there"] and not each["pending_batches"]
+            for each in tables
+            if each["pending_batches"] is not None
+        )
+
     def hashes(self) -> dict[tuple[str, str], str]:
         """The content hash of every window of every table."""
         shown = json.loads(self.run("checkpoint", "show", "--json"))
@@ -241,6 +252,8 @@ def _snapshot_ends(platform: Platform, table: str) -> int:
 
 
 def records_rebuilt_and_a_window_replayed(platform: Platform) -> None:
+    # Histories are made after the dimensions.
+    platform.wait("every table to have all", platform.has_nothing_pending)
     before = platform.hashes()
     platform.script(_WIPE)
     assert json.loads(platform.run("checkpoint", "rebuild", "--json"))["partitions_reported"] > 0

@@ -9,6 +9,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -62,6 +65,10 @@ static void sleep_until_woken(const int pipe_[2], int descriptor, int64_t micros
 
 static void *receive_ahead(void *given) {
     Receiver *of = given;
+#ifdef __linux__
+    /* Shown by ps and top. */
+    prctl(PR_SET_NAME, "receives ahead");
+#endif
     int has_slept = 0;
     size_t since_slept = 0;
     for (;;) {
