@@ -47,7 +47,8 @@ def refresh(
     epoch = _begin(inlet, state, {each.full_name for each in tables}, reason)
     keys = ReadingKeys(inlet.store.folder)
     if live is not None:
-        # A key that went since the last reading would else be missed only after this, and asked for again.
+        # Otherwise a key that went since the last reading is noticed only by the next sync, which then blocks
+        # the table until it is refreshed once more.
         keys.look(tables, live)
     keys.begin(tables, epoch.number)
     if all(state.progress(each.full_name) is None for each in inlet.tables):

@@ -84,8 +84,9 @@ static void *receive_ahead(void *given) {
         }
         if (span > of->room - at) span = of->room - at;
         ssize_t more = recv(of->descriptor, of->ring + at, span, MSG_DONTWAIT);
-        if (more < 0 && errno == EINTR) continue;
-        if (more < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        int problem = more < 0 ? errno : 0;
+        if (problem == EINTR) continue;
+        if (problem == EAGAIN || problem == EWOULDBLOCK) {
             struct timespec gap = {0, (long)(GAP_MICROS * 1000)};
             if (!has_slept && since_slept < MANY_BYTES) {
                 nanosleep(&gap, NULL);
@@ -103,7 +104,7 @@ static void *receive_ahead(void *given) {
         if (more > 0) of->filled += (size_t)more;
         else {
             of->is_over = 1;
-            of->problem = more ? errno : 0;
+            of->problem = problem;
         }
         int is_awaited = of->wanted && (of->filled >= of->wanted || of->is_over);
         if (is_awaited) of->wanted = 0;
