@@ -152,6 +152,20 @@ compiled_lines: CompiledLines | None = _installed("sources.debezium.compiled_lin
 compiled_hashes: CompiledHashes | None = _installed("cdc.compiled_hashes")
 compiled_images: CompiledImages | None = _installed("contracts.compiled_images")
 
+NOT_COMPILED = tuple(
+    name
+    for name, module in (
+        ("compiled_frames", compiled_frames),
+        ("compiled_receiver", compiled_receiver),
+        ("compiled_rows", compiled_rows),
+        ("compiled_lines", compiled_lines),
+        ("compiled_hashes", compiled_hashes),
+        ("compiled_images", compiled_images),
+    )
+    if module is None
+)
+"""The compiled modules that are not installed. Each may be missing by itself."""
+
 
 def texts_of(column: Column, count: int, *, is_utf8: bool = False) -> pa.StringArray:
     """Return ``column``, of ``count`` texts, as an array.

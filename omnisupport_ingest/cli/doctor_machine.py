@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from omnisupport_ingest import __version__
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.status_health import SCARCE_BYTES, SOON_DAYS
-from omnisupport_ingest.compiled import compiled_rows
+from omnisupport_ingest.compiled import NOT_COMPILED
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import answers
@@ -104,13 +104,15 @@ def _versions() -> Iterator[Diagnosis]:
 
 
 def _compiled() -> Diagnosis:
-    if compiled_rows is not None:
-        return Diagnosis("compiled", Level.OK, "the functions that read changes and rows are compiled")
+    if not NOT_COMPILED:
+        return Diagnosis(
+            "compiled", Level.OK, "the functions that read and hash changes and rows are compiled"
+        )
     return Diagnosis(
         "compiled",
         Level.NOTE,
-        "The package was installed without a C compiler: capture, snapshots and cursors take several times "
-        "the processor time. What they land is the same.",
+        f"Not compiled when the package was installed: {', '.join(NOT_COMPILED)}. Capture, snapshots, other "
+        "ways in and the layers take up to several times the processor time, with the same result.",
         "Install a C compiler and Python's headers (Debian: apt install gcc python3-dev), then "
         "this package again (pip install --force-reinstall --no-deps)",
     )

@@ -70,10 +70,11 @@ def test_a_table_whose_log_is_broken_is_named_and_hides_no_other_finding(sample_
 
 @pytest.mark.parametrize("there", [True, False])
 def test_whether_what_reads_changes_is_compiled_is_told(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    monkeypatch.setattr(doctor_machine, "compiled_rows", object() if there else None)
+    monkeypatch.setattr(doctor_machine, "NOT_COMPILED", () if there else ("compiled_rows",))
     (found,) = [each for each in document(doctor)["findings"] if each["area"] == "compiled"]
     assert found["level"] == ("ok" if there else "note")
     assert bool(found["fix"]) is not there
+    assert there or "compiled_rows" in json.dumps(found)
 
 
 def test_a_home_that_is_not_there_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,18 +125,7 @@ import sys
 sys.path.insert(0, {str(archive)!r})
 from omnisupport_ingest import compiled as found
 assert {archive.name!r} in found.__file__
-print(
-    all(
-        (
-            found.compiled_frames,
-            found.compiled_receiver,
-            found.compiled_rows,
-            found.compiled_lines,
-            found.compiled_images,
-            found.compiled_hashes,
-        )
-    )
-)
+print(not found.NOT_COMPILED)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
