@@ -17,7 +17,7 @@ from zipimport import zipimporter
 import numpy.typing as npt
 import pyarrow as pa
 
-Bytes = bytes | bytearray | npt.NDArray[Any]
+Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 """What the functions read. An array must be contiguous, of the type that the function names."""
 
 Memory = tuple[object, int, int]
@@ -54,9 +54,7 @@ class CompiledRows(Protocol):
 
     def convert_changes(self, *arguments: Bytes | bool) -> tuple[bytes, tuple[Column, ...], bytes, bytes]: ...
 
-    def convert_lines(
-        self, lines: Bytes, names: Bytes, name_at: Bytes, key: Bytes, /
-    ) -> tuple[Column, Column, Memory, Memory] | None: ...
+    def convert_lines(self, *arguments: Bytes) -> tuple[Column, Column, Memory, Memory] | None: ...
 
 
 class CompiledImages(Protocol):

@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 /* ---- the arguments ---- */
 
 typedef struct {
@@ -65,8 +69,27 @@ static inline int has_special(uint64_t word) {
     return (found & tops) != 0;
 }
 
+#ifdef __SSE2__
+/* Copy 16 bytes to `to`, if it is not NULL, and return how many of them come before the first special one. */
+static inline int plain_of_sixteen(const uint8_t *from, uint8_t *to) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)from), last_control = _mm_set1_epi8(0x1f);
+    if (to != NULL) _mm_storeu_si128((__m128i *)to, bytes);
+    __m128i control = _mm_cmpeq_epi8(_mm_min_epu8(bytes, last_control), bytes);
+    __m128i quote = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('"')), backslash = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'));
+    int special = _mm_movemask_epi8(_mm_or_si128(control, _mm_or_si128(quote, backslash)));
+    return special ? __builtin_ctz((unsigned)special) : 16;
+}
+#endif
+
 /* Return the first special byte from `at` on, or `stop`. */
 static inline const uint8_t *past_plain(const uint8_t *at, const uint8_t *stop) {
+#ifdef __SSE2__
+    while (stop - at >= 16) {
+        int plain = plain_of_sixteen(at, NULL);
+        at += plain;
+        if (plain < 16) return at;
+    }
+#endif
     while (stop - at >= 8) {
         uint64_t word;
         memcpy(&word, at, 8);

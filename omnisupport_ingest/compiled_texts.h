@@ -81,9 +81,17 @@ static inline void put_escaped(Column *column, uint8_t byte, const char *digits)
     put_byte(column, (uint8_t)digits[byte & 15]);
 }
 
-/* Copy bytes from `from` up to the next special one, or `end`. There must be room for eight bytes more. */
+/* Copy bytes from `from` up to the next special one, or `end`. There must be room for all up to `end`. */
 static inline const uint8_t *put_plain(Column *column, const uint8_t *from, const uint8_t *end) {
     uint8_t *to = column->data + column->size;
+#ifdef __SSE2__
+    while (end - from >= 16) {
+        int plain = plain_of_sixteen(from, to);
+        from += plain;
+        to += plain;
+        if (plain < 16) goto end;
+    }
+#endif
     while (end - from >= 8) {
         uint64_t word;
         memcpy(&word, from, 8);
@@ -93,6 +101,9 @@ static inline const uint8_t *put_plain(Column *column, const uint8_t *from, cons
         to += 8;
     }
     while (from < end && !is_special(*from)) *to++ = *from++;
+#ifdef __SSE2__
+end:
+#endif
     column->size = (size_t)(to - column->data);
     return from;
 }

@@ -1,12 +1,15 @@
-"""The threads of a writer: one makes tables of events, one makes row groups of them, and one writes these and
-lands the batch.
+"""The threads of a writer: they make tables of events, make row groups of them, and write these and land the
+batch.
 
 NumPy, Arrow and system calls release the interpreter lock, so the caller can go on reading. Encrypting events
-takes as long as making their table, so each of the two has a thread.
+takes as long as making their table, so each of the two has a thread if there are the cores for it. If not,
+more threads only take cores from each other and from a server on the same machine: for a snapshot on two
+cores, one thread took a fifth less processor time.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,6 +20,8 @@ Made = TypeVar("Made")
 
 MEANWHILE_SECONDS = 1.0
 """How often ``meanwhile`` is called while a caller waits for the disk."""
+
+_MOST_THREADS = 3
 
 _QUEUED_GROUPS = 3
 """Row groups that may wait; with more, ``write`` blocks."""
@@ -29,10 +34,14 @@ class WriterThreads:
     row groups wait, however many writers there are, so memory stays bounded.
     """
 
-    def __init__(self) -> None:
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="landing-maker")
-        self._converter = ThreadPoolExecutor(1, thread_name_prefix="landing-converter")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="landing-writer")
+    def __init__(self, count: int | None = None) -> None:
+        """``count``: number of threads, 1 to 3; None: one core is left to the caller."""
+        wanted = min(_MOST_THREADS, max(1, cores() - 1)) if count is None else count
+        pools = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"landing-{number}") for number in range(1, wanted + 1)
+        ]
+        # A thread with several kinds of work does it in the order of submission: it never waits for itself.
+        self._maker, self._converter, self._writer = pools[0], pools[len(pools) // 2], pools[-1]
         self._queued: deque[Future[None]] = deque()
 
     def write(
@@ -68,6 +77,11 @@ class WriterThreads:
         """End the threads once all work is done."""
         for pool in (self._writer, self._converter, self._maker):
             pool.shutdown(wait=True)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def awaited(done: Future[T], meanwhile: Callable[[], None]) -> T:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from omnisupport_ingest.contracts.encrypted_images import Whose, encrypt_divided
 from omnisupport_ingest.contracts.names import row_subject
 from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys
+from omnisupport_ingest.landing.writer_threads import cores
 
 LEAST_ROWS = 2_000
 """Fewer images than this are encrypted in the calling process, which takes a few milliseconds."""
@@ -93,7 +94,7 @@ class EncryptingProcess:
 
         ``images``: columns with the readable part, the hidden part, the subject, and the key of the row.
         """
-        if images.num_rows < LEAST_ROWS or _cores() < 2:
+        if images.num_rows < LEAST_ROWS or cores() < 2:
             return None
         with self._lock:
             try:
@@ -138,11 +139,6 @@ class EncryptingProcess:
             self._process.kill()
             self._process.communicate()
             self._process, self._is_ready = None, False
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _asked(process: subprocess.Popen[bytes], table: str, subject: str, images: pa.Table) -> pa.StringArray:

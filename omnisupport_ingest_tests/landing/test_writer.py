@@ -302,9 +302,9 @@ def test_batch_that_is_given_up_while_row_groups_wait_never_lands_without_them(
     assert len(list((store.folder / "data").iterdir())) == len(store.batch_ids())
 
 
-@pytest.fixture
-def threads() -> Iterator[WriterThreads]:
-    made = WriterThreads()
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[WriterThreads]:
+    made = WriterThreads(request.param)
     yield made
     made.close()
 

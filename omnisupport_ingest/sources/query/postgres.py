@@ -27,6 +27,7 @@ from omnisupport_ingest.landing.schema_changes import SeenTable
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import READABLE, read_seen
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
@@ -225,7 +226,7 @@ class PostgresReader:
         time = columns.index(cursor.event_time) if cursor.event_time is not None else None
         count = 0
 
-        def copy(give: Callable[[bytes], None]) -> None:
+        def copy(give: Callable[[Lines], None]) -> None:
             copy_lines(
                 self._connection,
                 query,
@@ -370,17 +371,17 @@ class PostgresReader:
 
 
 @contextmanager
-def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[Iterator[bytes]]:
+def read_ahead(produce: Callable[[Callable[[Lines], None]], None]) -> Iterator[Iterator[Lines]]:
     """Return a context with the blocks of ``produce``, which runs in a thread while earlier blocks are
     handled.
 
     At most ``_BLOCKS_AHEAD`` blocks wait. An error of ``produce`` is raised after its blocks. If the context
     is left early, ``produce`` ends at its next block.
     """
-    waiting: Queue[bytes | None] = Queue(_BLOCKS_AHEAD)
+    waiting: Queue[Lines | None] = Queue(_BLOCKS_AHEAD)
     left = threading.Event()
 
-    def give(block: bytes | None) -> None:
+    def give(block: Lines | None) -> None:
         while not left.is_set():
             with suppress(Full):
                 waiting.put(block, timeout=_CHECK_SECONDS)
@@ -429,12 +430,12 @@ def page_sql(table: TableContract, cursor: CursorColumn, columns: tuple[str, ...
 
 
 def _rows(
-    lines: bytes, columns: tuple[str, ...], key: list[int], at: int, time: int | None, cursor: CursorColumn
+    lines: Lines, columns: tuple[str, ...], key: list[int], at: int, time: int | None, cursor: CursorColumn
 ) -> Rows:
-    copied = copied_rows(lines, columns, key)
+    copied = copied_rows(lines, columns, key, [at] if time is None else [at, time])
     # Texts of cursors and times have no characters that JSON escapes.
     cursors, times = copied.texts(at), copied.texts(time) if time is not None else None
-    last = parse_row(lines[lines.rfind(b"\n", 0, -1) + 1 : -1].decode())
+    last = parse_row(lines.last().decode())
     keys = copied.keys
     return Rows(
         keys,
@@ -442,7 +443,7 @@ def _rows(
         cursor.numbers(cursors),
         pa.nulls(len(keys), pa.int64()) if times is None else micros_of(times),
         KeysetPosition(last[at], tuple(str(last[each]) for each in key)),
-        len(lines) + _OVERHEAD * len(keys),
+        lines.size + _OVERHEAD * len(keys),
     )
 
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from omnisupport_ingest.contracts.names import TableName
@@ -156,11 +157,7 @@ class _RowChanges:
         block.end_messages()
         pieces, block.pieces = block.pieces, []
         self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.all_runs()
-        self._bytes = b"".join([*(each.data for each in pieces), PADDING])
-        sizes = [len(each.data) for each in pieces]
-        begins = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(each.starts) for each in pieces])
-        self._starts = np.concatenate([each.starts for each in pieces]) + begins
-        self._ends = np.concatenate([each.ends for each in pieces]) + begins
+        self._bytes, self._starts, self._ends = _joined(pieces)
         runs = self._runs
         self._run_of = np.repeat(np.arange(len(runs.firsts)), np.diff(runs.firsts, append=block.changes))
         self._ordinals = 2 * (np.arange(block.changes) + (runs.indexes - runs.firsts)[self._run_of])
@@ -215,7 +212,8 @@ class _RowChanges:
         decoder = Decoder(schema.relation for schema in self._schemas.values())
         events: list[LandedEvent] = []
         for row in rows:
-            change = decoder.decode(self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]])
+            message = self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]]
+            change = decoder.decode(bytes(message))
             assert isinstance(change, RowChange)
             run = self._run_of[row]
             header = EventHeader(
@@ -228,6 +226,26 @@ class _RowChanges:
             )
             events += row_events(self._schemas[change.relation.oid], change, header)
         return events_table(events)
+
+
+def _joined(pieces: Sequence[Rows]) -> tuple[npt.NDArray[np.uint8], Positions, Positions]:
+    """Return the bytes of all ``pieces``, followed by ``PADDING``, and where each row starts and ends.
+
+    NumPy copies without the interpreter's lock.
+    """
+    pieces = [each for each in pieces if len(each.starts)]
+    firsts, lasts = np.array([(each.starts[0], each.ends[-1]) for each in pieces]).T
+    parts = [
+        np.frombuffer(each.data, np.uint8)[first:last]
+        for each, first, last in zip(pieces, firsts, lasts, strict=True)
+    ]
+    sizes = lasts - firsts
+    moved = np.repeat(np.cumsum(sizes) - sizes - firsts, [len(each.starts) for each in pieces])
+    return (
+        np.concatenate([*parts, np.frombuffer(PADDING, np.uint8)]),
+        np.concatenate([each.starts for each in pieces]) + moved,
+        np.concatenate([each.ends for each in pieces]) + moved,
+    )
 
 
 def _concatenated(parts: Sequence[pa.Table]) -> pa.Table:

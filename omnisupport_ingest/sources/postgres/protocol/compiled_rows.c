@@ -343,7 +343,10 @@ end:
 
 typedef struct {
     Column keys, images;
-    int32_t *starts, *ends; /* of each value in `images`, within the quotes; NULL is an empty piece before `null` */
+    /* Where the values of one row are in `images`, within the quotes; NULL is an empty piece before `null`. */
+    int32_t *starts, *ends;
+    /* The same of the columns that are asked for, of each row. */
+    int32_t *places[2];
     int64_t rows;
 } Lines;
 
@@ -385,25 +388,38 @@ static const uint8_t *put_copied(Column *column, const uint8_t *at, const uint8_
     return at;
 }
 
-static int convert_copied(
-    Lines *lines, const uint8_t *at, const uint8_t *end, int64_t columns, const uint8_t *names, const int32_t *name_at,
-    const int32_t *key, int64_t keys
-) {
+/* The columns of a COPY: their names, and the numbers of those of the key and of those that are asked for. */
+typedef struct {
+    const uint8_t *names;
+    const int32_t *name_at, *key, *asked;
+    int64_t count, keys, asked_for;
+} Columns;
+
+/* Convert the lines of `data`, each from `from` to `to` with its line end. */
+static int convert_copied(Lines *lines, const uint8_t *data, const int64_t *from, const int64_t *to, const Columns *of) {
+    int32_t *starts = lines->starts, *ends = lines->ends;
+    const int32_t *name_at = of->name_at, *key = of->key;
+    int64_t columns = of->count, keys = of->keys;
     int code = DONE;
     for (int64_t row = 0; row < lines->rows; row++) {
-        int32_t *starts = lines->starts + row * columns, *ends = lines->ends + row * columns;
+        const uint8_t *at = data + from[row], *end = data + to[row];
         for (int64_t i = 0; i < columns; i++) {
             size_t size = (size_t)(name_at[i + 1] - name_at[i]);
             if ((code = reserve(&lines->images, size + 2))) return code;
             put_byte(&lines->images, i ? ',' : '{');
-            put(&lines->images, names + name_at[i], size);
+            put(&lines->images, of->names + name_at[i], size);
             at = put_copied(&lines->images, at, end, starts + i, ends + i, &code);
             if (at == NULL) return code ? code : ODD;
-            if (*at++ != (i + 1 < columns ? '"' : '\n')) return ODD;
+            if (at == end || *at++ != (i + 1 < columns ? '"' : '\n')) return ODD;
         }
+        if (at != end) return ODD;
         if ((code = reserve(&lines->images, 1))) return code;
         put_byte(&lines->images, '}');
         end_row(&lines->images, row, 1);
+        for (int64_t i = 0; i < of->asked_for; i++) {
+            lines->places[0][row * of->asked_for + i] = starts[of->asked[i]];
+            lines->places[1][row * of->asked_for + i] = ends[of->asked[i]];
+        }
         for (int64_t i = 0; i < keys; i++) {
             int32_t start = starts[key[i]], stop = ends[key[i]];
             const uint8_t *text = lines->images.data + start;
@@ -418,46 +434,67 @@ static int convert_copied(
         put_byte(&lines->keys, ']');
         end_row(&lines->keys, row, 1);
     }
-    return at == end ? DONE : ODD;
+    return DONE;
 }
 
 PyDoc_STRVAR(convert_lines_doc,
-"convert_lines(lines, names, name_at, key) -> (keys, images, starts, ends) | None\n\n"
-"Convert the lines of a COPY. `names`: for each column its name as JSON and a colon, where `name_at` says (int32).\n"
-"`key`: numbers of the key columns (int32). `starts`, `ends`: of each value in the images, within its quotes\n"
-"(int32); NULL is an empty piece before `null`.\n"
+"convert_lines(data, from, to, names, name_at, key, asked) -> (keys, images, starts, ends) | None\n\n"
+"Convert the lines of a COPY in `data`, each between `from` and `to`, with its line end (int64).\n"
+"`names`: for each column its name as JSON and a colon, where `name_at` says (int32).\n"
+"`key`, `asked`: numbers of columns (int32). `starts`, `ends`: of each value in the images, of the columns that are\n"
+"asked for, row by row, within its quotes (int32); NULL is an empty piece before `null`.\n"
 "None: a line is odd.");
+
+static int are_columns(const int32_t *numbers, int64_t count, int64_t columns) {
+    for (int64_t i = 0; i < count; i++)
+        if (numbers[i] < 0 || numbers[i] >= columns) return 0;
+    return 1;
+}
 
 static PyObject *convert_lines(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    static const size_t sizes[4] = {1, 1, 4, 4};
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "convert_lines takes 4 arguments");
-    Argument of[4] = {0};
+    static const size_t sizes[7] = {1, 8, 8, 1, 4, 4, 4};
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "convert_lines takes 7 arguments");
+    Argument of[7] = {0};
     Lines lines = {0};
     PyObject *result = NULL;
-    if (open_all(of, args, sizes, 4) < 0) goto end;
-    const uint8_t *block = of[0].view.buf, *last = block + of[0].view.len;
-    int64_t columns = items(of + 2, 4) - 1, keys = items(of + 3, 4);
-    const int32_t *name_at = of[2].view.buf, *key = of[3].view.buf;
-    int is_whole = columns > 0 && name_at[0] == 0 && name_at[columns] <= of[1].view.len;
-    for (int64_t i = 0; is_whole && i < columns; i++) is_whole = name_at[i] <= name_at[i + 1];
-    for (int64_t i = 0; is_whole && i < keys; i++) is_whole = key[i] >= 0 && key[i] < columns;
+    if (open_all(of, args, sizes, 7) < 0) goto end;
+    const int64_t *from = of[1].view.buf, *to = of[2].view.buf;
+    lines.rows = items(of + 1, 8);
+    const Columns columns = {
+        of[3].view.buf, of[4].view.buf, of[5].view.buf, of[6].view.buf,
+        items(of + 4, 4) - 1, items(of + 5, 4), items(of + 6, 4),
+    };
+    const int32_t *name_at = columns.name_at;
+    int is_whole = columns.count > 0 && name_at[0] == 0 && name_at[columns.count] <= of[3].view.len;
+    is_whole = is_whole && items(of + 2, 8) == lines.rows;
+    size_t total = 0;
+    for (int64_t i = 0; is_whole && i < lines.rows; i++) {
+        is_whole = from[i] >= 0 && from[i] <= to[i] && to[i] <= of[0].view.len;
+        if (is_whole) total += (size_t)(to[i] - from[i]);
+    }
+    for (int64_t i = 0; is_whole && i < columns.count; i++) is_whole = name_at[i] <= name_at[i + 1];
+    is_whole = is_whole && are_columns(columns.key, columns.keys, columns.count) &&
+               are_columns(columns.asked, columns.asked_for, columns.count);
     if (!is_whole) {
         PyErr_SetString(PyExc_ValueError, "the arguments do not fit each other");
         goto end;
     }
     int code = DONE;
+    size_t size;
     Py_BEGIN_ALLOW_THREADS
-    for (const uint8_t *at = block; at < last && (at = memchr(at, '\n', (size_t)(last - at))) != NULL; at++) lines.rows++;
-    size_t values = (size_t)lines.rows * (size_t)columns;
-    /* Each value is followed by a byte of its own. */
-    if (lines.rows > of[0].view.len / columns) code = ODD, values = 0;
-    lines.starts = malloc((values + 1) * sizeof(int32_t));
-    lines.ends = malloc((values + 1) * sizeof(int32_t));
-    if (!code && (lines.starts == NULL || lines.ends == NULL)) code = NO_MEMORY;
+    lines.starts = malloc((size_t)columns.count * sizeof(int32_t));
+    lines.ends = malloc((size_t)columns.count * sizeof(int32_t));
+    if (lines.starts == NULL || lines.ends == NULL) code = NO_MEMORY;
+    size = (size_t)lines.rows * (size_t)columns.asked_for * sizeof(int32_t);
+    /* Names, commas and quotes are added to what is there. What is too much for an array will be found. */
+    total += (size_t)lines.rows * ((size_t)name_at[columns.count] + 3 * (size_t)columns.count + 1) + 2048;
+    for (int i = 0; i < 2; i++)
+        if ((lines.places[i] = malloc(size + 1)) == NULL) code = NO_MEMORY;
     if (!code) code = column_begin(&lines.keys, lines.rows);
     if (!code) code = column_begin(&lines.images, lines.rows);
-    if (!code) code = convert_copied(&lines, block, last, columns, of[1].view.buf, name_at, key, keys);
+    if (!code && total <= INT32_MAX) code = reserve(&lines.images, total);
+    if (!code) code = convert_copied(&lines, of[0].view.buf, from, to, &columns);
     Py_END_ALLOW_THREADS
     if (code == ODD) {
         result = Py_NewRef(Py_None);
@@ -469,9 +506,8 @@ static PyObject *convert_lines(PyObject *module, PyObject *const *args, Py_ssize
     }
     PyObject *of_keys = column_result(&lines.keys, lines.rows);
     PyObject *of_images = of_keys ? column_result(&lines.images, lines.rows) : NULL;
-    size_t size = (size_t)lines.rows * (size_t)columns * sizeof(int32_t);
-    PyObject *starts = of_images ? owned((void **)&lines.starts, size) : NULL;
-    PyObject *ends = starts ? owned((void **)&lines.ends, size) : NULL;
+    PyObject *starts = of_images ? owned((void **)&lines.places[0], size) : NULL;
+    PyObject *ends = starts ? owned((void **)&lines.places[1], size) : NULL;
     if (ends != NULL) result = PyTuple_Pack(4, of_keys, of_images, starts, ends);
     Py_XDECREF(of_keys);
     Py_XDECREF(of_images);
@@ -482,7 +518,8 @@ end:
     column_free(&lines.images);
     free(lines.starts);
     free(lines.ends);
-    close_all(of, 4);
+    for (int i = 0; i < 2; i++) free(lines.places[i]);
+    close_all(of, 7);
     return result;
 }
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,7 @@ import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.compiled import buffer_of, compiled_rows, texts_of
-from omnisupport_ingest.sources.postgres.protocol.copy_socket import copy_from_socket
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines, copy_from_socket
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Numbers
 from omnisupport_ingest.sources.postgres.protocol.transport import is_encrypted
@@ -55,9 +54,9 @@ def copy_lines(
     doing: str,
     block_bytes: int = BLOCK_BYTES,
     max_row_bytes: int | None = None,
-    lines: Callable[[bytes], None],
+    lines: Callable[[Lines], None],
 ) -> None:
-    """Call ``lines`` with the rows that ``query`` (a SELECT) returns: whole lines of COPY, many at a time.
+    """Call ``lines`` with the rows that ``query`` (a SELECT) returns, many at a time.
 
     ``doing``: completes "while …" in errors. ``max_row_bytes``: largest length of a line; None: no limit.
     Raises ``RowTooLarge`` for a longer line, and ``SourceUnavailable``. An error in ``lines`` ends the copy
@@ -66,7 +65,7 @@ def copy_lines(
     command = f"COPY ({query}) TO STDOUT (DELIMITER '\"')"
     with source_errors(doing), Awaited(connection, connection.silence) as answer:
 
-        def take(block: bytes) -> None:
+        def take(block: Lines) -> None:
             with answer.busy():
                 lines(block)
 
@@ -79,7 +78,7 @@ def copy_by_psycopg(
     command: str,
     block_bytes: int,
     max_row_bytes: int | None,
-    lines: Callable[[bytes], None],
+    lines: Callable[[Lines], None],
 ) -> None:
     """Do what ``copy_from_socket`` does, also over an encrypted connection; that makes the same blocks."""
     # psycopg2 writes line by line, which would be slow into a buffer written in Python. A buffer that is
@@ -99,42 +98,50 @@ class CopiedRows:
     _column: Callable[[int], pa.StringArray]
 
     def texts(self, column: int) -> pa.StringArray:
-        """Return the values of the column with that index. They may be escaped as in a JSON string."""
+        """Return the values of the column with that index, one of those that were asked for. They may be
+        escaped as in a JSON string."""
         return self._column(column)
 
 
-def rows_of(lines: bytes) -> int:
-    """Return the number of rows in COPY's ``lines``."""
-    return lines.count(b"\n")
+def copied_rows(
+    lines: Lines, names: Sequence[str], key: Sequence[int], texts: Sequence[int] = ()
+) -> CopiedRows:
+    """Convert ``lines`` of columns ``names``.
 
-
-def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    """Convert COPY's ``lines`` of columns ``names``. ``key``: indexes of the key columns.
+    ``key``: indexes of the key columns. ``texts``: of those whose values are asked for besides.
 
     Converts all lines in one compiled pass; one by one only if they do not look like output of COPY.
     """
     if compiled_rows is None:
-        return one_by_one(lines, names, key)
+        return one_by_one(lines.joined(), names, key)
     members = [orjson.dumps(name) + b":" for name in names]
     places = np.cumsum([0, *map(len, members)]).astype(np.int32)
     try:
-        found = compiled_rows.convert_lines(lines, b"".join(members), places, np.array(key, np.int32))
-        if found is None:
-            return one_by_one(lines, names, key)
-        keys, images, starts, ends = found
-        count = rows_of(lines)
-        first, last = (
-            np.frombuffer(buffer_of(each), np.int32).reshape(count, len(names)) for each in (starts, ends)
+        found = compiled_rows.convert_lines(
+            *lines, b"".join(members), places, np.array(key, np.int32), np.array(texts, np.int32)
         )
-        texts = texts_of(images, count)
-        return CopiedRows(texts_of(keys, count), texts, partial(_column, texts.buffers()[2], first, last))
+        if found is None:
+            return one_by_one(lines.joined(), names, key)
+        keys, rows, starts, ends = found
+        first, last = (
+            np.frombuffer(buffer_of(each), np.int32).reshape(lines.rows, len(texts))
+            for each in (starts, ends)
+        )
+        images = texts_of(rows, lines.rows)
+
+        def column(number: int) -> pa.StringArray:
+            at = texts.index(number)
+            return _cut(images.buffers()[2], first[:, at], last[:, at])
+
+        return CopiedRows(texts_of(keys, lines.rows), images, column)
     except (pa.ArrowInvalid, OverflowError):
         # A text is not UTF-8, or all images are too much for one array.
-        return one_by_one(lines, names, key)
+        return one_by_one(lines.joined(), names, key)
 
 
 def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    """Convert lines one by one. This function defines what ``copied_rows`` returns."""
+    """Convert lines, given one after the other, one by one. This function defines what ``copied_rows``
+    returns."""
     rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
     return CopiedRows(
         pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
@@ -143,9 +150,8 @@ def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copied
     )
 
 
-def _column(images: pa.Buffer, starts: Numbers, ends: Numbers, column: int) -> pa.StringArray:
-    """Return the values of ``column``, in ``images`` from ``starts`` to ``ends`` (rows × columns)."""
-    begins, stops = starts[:, column], ends[:, column]
+def _cut(images: pa.Buffer, begins: Numbers, stops: Numbers) -> pa.StringArray:
+    """Return the values of a column, each in ``images`` from where it begins to where it stops."""
     # An empty text is followed by its quote, NULL by ``null``.
     is_null = (begins == stops) & (np.frombuffer(images, np.uint8)[begins] != _QUOTE)
     # One piece per value, and one for the bytes between it and the next value.
@@ -158,7 +164,7 @@ def _column(images: pa.Buffer, starts: Numbers, ends: Numbers, column: int) -> p
 class _WholeLines(io.RawIOBase):
     """Passes on what is written to it, up to the last line end; keeps the rest until more is written."""
 
-    def __init__(self, lines: Callable[[bytes], None], max_row_bytes: int | None) -> None:
+    def __init__(self, lines: Callable[[Lines], None], max_row_bytes: int | None) -> None:
         self._lines, self._longest = lines, max_row_bytes
         self._begun = b""
 
@@ -171,7 +177,7 @@ class _WholeLines(io.RawIOBase):
         end = block.rfind(b"\n") + 1
         self._begun = block[end:]
         if end:
-            self._lines(block[:end])
+            self._lines(Lines.of(block[:end]))
         return memoryview(content).nbytes
 
     def _check(self, content: ReadableBuffer) -> None:

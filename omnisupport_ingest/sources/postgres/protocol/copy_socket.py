@@ -5,6 +5,7 @@ earlier rows often has that lock, and as a socket holds few rows, the server the
 receives a megabyte without the lock, and no row has a Python object.
 
 The server sends each row as one frame (PostgreSQL manual, "Message Formats"): a letter, a length, the row.
+The rows of a block stay where they were received.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import psycopg2
 import psycopg2.errors
 from psycopg2.extensions import connection as Connection
@@ -55,12 +57,51 @@ _MOST_BYTES = 1 << 32
 """More than the length of a frame can say."""
 
 
+_LINE_END = ord("\n")
+
+Buffer = npt.NDArray[np.uint8]
+
+
+class Lines(NamedTuple):
+    """Lines of COPY, one per row: in ``data``, each from ``starts`` to ``ends``, with its line end."""
+
+    data: bytes | Buffer
+    starts: Positions
+    ends: Positions
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        """Return the lines of ``content``, of which the last one is whole too."""
+        ends = np.flatnonzero(np.frombuffer(content, np.uint8) == _LINE_END) + 1
+        return cls(content, np.concatenate(([0], ends[:-1])), ends)
+
+    @property
+    def rows(self) -> int:
+        return len(self.starts)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all lines."""
+        return int(np.add.reduce(self.ends - self.starts))
+
+    def joined(self) -> bytes:
+        """Return the lines, one after the other."""
+        if compiled_frames is not None:
+            return compiled_frames.join(self.data, self.starts, self.ends)
+        bounds = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return b"".join([bytes(self.data[start:stop]) for start, stop in bounds])
+
+    def last(self) -> bytes:
+        """Return the last line, without its line end."""
+        return bytes(self.data[self.starts[-1] : self.ends[-1] - 1])
+
+
 def copy_from_socket(
     connection: Connection,
     command: str,
     block_bytes: int,
     max_row_bytes: int | None,
-    lines: Callable[[bytes], None],
+    lines: Callable[[Lines], None],
 ) -> None:
     """Call ``lines`` with the rows that ``command`` (COPY … TO STDOUT, as text) returns.
 
@@ -95,8 +136,8 @@ class _Closed(Exception):
     """Raised if the connection has been closed, or cannot be used any more."""
 
 
-def _frame_end(data: bytearray, at: int) -> int:
-    return at + 1 + int.from_bytes(data[at + 1 : at + FRAME_HEADER], "big")
+def _frame_end(data: Buffer, at: int) -> int:
+    return at + 1 + int.from_bytes(bytes(data[at + 1 : at + FRAME_HEADER]), "big")
 
 
 class _Answer:
@@ -109,7 +150,7 @@ class _Answer:
         self.done = False
         self.error: psycopg2.Error | None = None
         self._block_bytes, self._max_row_bytes = block_bytes, max_row_bytes
-        self._data = bytearray(block_bytes + block_bytes // 16 + _ROOM)
+        self._data = np.empty(block_bytes + block_bytes // 16 + _ROOM, np.uint8)
         self._filled = self._seen = 0  # bytes received; of these, bytes of whole frames that were found
         self._starts = self._ends = np.empty(0, np.int64)  # of the rows among them
 
@@ -123,9 +164,9 @@ class _Answer:
         """Return the buffer to receive into."""
         if self._filled == len(self._data):
             self._make_room()
-        return memoryview(self._data)[self._filled :]
+        return self._data[self._filled :].data
 
-    def add(self, count: int) -> Iterator[bytes]:
+    def add(self, count: int) -> Iterator[Lines]:
         """Yield the blocks that are complete, after ``count`` bytes more. Raises ``RowTooLarge``."""
         self._filled += count
         # Looking for frames costs less for many at once.
@@ -141,14 +182,14 @@ class _Answer:
             if stop == len(sizes) and (not self.done or self.error is not None):
                 # The next row may belong to this block. After an error, the block never becomes complete.
                 break
-            yield _joined(self._data, self._starts[first:stop], self._ends[first:stop])
+            yield Lines(self._data, self._starts[first:stop], self._ends[first:stop])
             first, before = stop, int(sizes[stop - 1])
         self._starts, self._ends = self._starts[first:], self._ends[first:]
 
     def rest(self) -> Rest:
         """Return what is left of the answer, of which nobody wants the rows."""
         rest = Rest(self.done)
-        rest.add(memoryview(self._data)[self._seen : self._filled])
+        rest.add(self._data[self._seen : self._filled].data)
         return rest
 
     def _last(self) -> bytes:
@@ -161,7 +202,7 @@ class _Answer:
         while self._seen <= end - FRAME_HEADER:
             letter = data[self._seen]
             if letter == COPY_DATA:
-                bounds = frame_bounds(data, self._seen, end, _MOST_BYTES, COPY_DATA)
+                bounds = frame_bounds(data.data, self._seen, end, _MOST_BYTES, COPY_DATA)
                 if len(bounds) == 1:
                     if _frame_end(data, self._seen) < self._seen + FRAME_HEADER:
                         raise _Closed("a message without a length arrived in a COPY")
@@ -181,7 +222,8 @@ class _Answer:
             self._seen = following
 
     def _make_room(self) -> None:
-        """Move what was not returned to the front, into a larger buffer if it fills most of this one."""
+        """Take a new buffer, with what was not returned at its front. It is larger if that fills most of this
+        one. The blocks that were returned keep this one."""
         data, begun = self._data, self._seen
         first = int(self._starts[0]) - FRAME_HEADER if len(self._starts) else begun
         left = self._filled - first
@@ -193,10 +235,8 @@ class _Answer:
                 raise RowTooLarge(size, self._max_row_bytes)
             if end - first > len(data):
                 wanted = end - first + _ROOM
-        kept = bytes(memoryview(data)[first : self._filled])
-        if wanted > len(data):
-            self._data = data = bytearray(wanted)
-        data[:left] = kept
+        self._data = np.empty(wanted, np.uint8)
+        self._data[:left] = data[first : self._filled]
         self._filled, self._seen = left, begun - first
         self._starts, self._ends = self._starts - first, self._ends - first
 
@@ -303,14 +343,6 @@ class _Socket:
     def _gone(self, reason: str | None) -> _Closed:
         self.closed = True
         return _Closed(f"server closed the connection unexpectedly ({reason})")
-
-
-def _joined(data: bytearray, starts: Positions, ends: Positions) -> bytes:
-    """Return the bytes between each of ``starts`` and its end, one after the other."""
-    if compiled_frames is not None:
-        return compiled_frames.join(data, starts, ends)
-    view, bounds = memoryview(data), zip(starts.tolist(), ends.tolist(), strict=True)
-    return b"".join([view[start:stop] for start, stop in bounds])
 
 
 def _error(content: bytes) -> psycopg2.Error:

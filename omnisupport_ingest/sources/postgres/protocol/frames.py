@@ -1,8 +1,9 @@
 """Divides the bytes of a replication connection into messages, many at a time.
 
 A frame is one message of PostgreSQL's protocol: a letter, its length, its content (manual, "Message
-Formats"). Nearly all frames are row changes. Consecutive row changes are returned together, as they lie in
-the buffer, so that a row change costs no Python object. Every other message is returned by itself.
+Formats"). Nearly all frames are row changes. Consecutive row changes are returned together, where they lie
+in the buffer, so that a row change costs no Python object and no copy. Every other message is returned by
+itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omnisupport_ingest.compiled import compiled_frames
-from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, big_endian
+from omnisupport_ingest.sources.postgres.protocol.text_columns import PADDING, Positions, big_endian
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 
 WAL_DATA, KEEPALIVE = ord("w"), ord("k")
@@ -33,7 +34,11 @@ FRAME_HEADER = 5
 """Bytes before the content of a frame: its letter, and the length of what follows the letter."""
 
 BUFFER_BYTES = 1024 * 1024
-"""Bytes that are received at a time, at most. The buffer grows only for a longer message."""
+"""Bytes that are received at a time, at most, unless a message is longer."""
+
+_ROOM_BYTES = 5 * BUFFER_BYTES
+"""Bytes of a buffer, unless a message is longer. One after the other is filled, and none is used again:
+whoever has rows of it keeps it."""
 
 _ROW_OVERHEAD = 16 * 1024
 """Bytes of a message in addition to the row's values: its head, and 5 for each column (at most 1,600) of the
@@ -64,9 +69,12 @@ _LENGTH = struct.Struct("!xI")
 
 
 class Rows(NamedTuple):
-    """Consecutive row changes: ``WAL_DATA`` messages in ``data``, each from ``starts`` to ``ends``."""
+    """Consecutive row changes: ``WAL_DATA`` messages in ``data``, each from ``starts`` to ``ends``.
 
-    data: bytes
+    There may be more in ``data``; what was received there does not change any more.
+    """
+
+    data: bytes | memoryview
     starts: Positions
     ends: Positions
 
@@ -107,9 +115,7 @@ class Transactions(NamedTuple):
             return self
         bounds = np.append(self.firsts, len(self.rows.starts))
         start, stop = int(bounds[first]), int(bounds[end])
-        starts, ends = self.rows.starts[start:stop], self.rows.ends[start:stop]
-        at, behind = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
-        rows = Rows(self.rows.data[at:behind], starts - at, ends - at)
+        rows = Rows(self.rows.data, self.rows.starts[start:stop], self.rows.ends[start:stop])
         commits = (each[first:end] for each in self[2:])
         return Transactions(rows, self.firsts[first:end] - start, *commits)
 
@@ -121,7 +127,7 @@ class Frames:
         """``max_row_bytes``: of a longer message only the head is kept (see ``pop``); None: no limit."""
         self.max_row_bytes = max_row_bytes
         self._max_bytes = None if max_row_bytes is None else max_row_bytes + _ROW_OVERHEAD
-        self._data = bytearray(BUFFER_BYTES)
+        self._data = _buffer(_ROOM_BYTES)
         self._at = self._filled = 0  # bytes not returned; ``_bounds``: of the whole frames in them
         self._bounds = np.zeros(1, np.int64)
         self._next = self._count = 0
@@ -133,19 +139,15 @@ class Frames:
 
     def free_space(self) -> memoryview:
         """Return the buffer to receive into. Call it only when every whole frame has been returned."""
-        begun, wanted = self._filled - self._at, BUFFER_BYTES
+        begun = self._filled - self._at
+        wanted = begun + BUFFER_BYTES
         if begun >= FRAME_HEADER:
             length = _LENGTH.unpack_from(self._data, self._at)[0] - 4
-            if not self.too_long(length):
-                wanted = max(wanted, length + FRAME_HEADER)
-        # A large frame arrives in many pieces. Move what has arrived once, not with each piece.
-        if self._at or wanted != len(self._data):
-            unread = bytes(memoryview(self._data)[self._at : self._filled])
-            if wanted != len(self._data):
-                self._data = bytearray(wanted)
-            self._data[:begun] = unread
-            self._at, self._filled = 0, begun
-        return memoryview(self._data)[self._filled :]
+            # A large frame arrives in many pieces. What has arrived is moved once, not with each piece.
+            if length > BUFFER_BYTES and not self.too_long(length):
+                wanted = length + FRAME_HEADER
+        self._make_room(wanted)
+        return self._data[self._filled : self._at + wanted]
 
     def received(self, count: int) -> None:
         """Record that ``count`` bytes were received into ``free_space``. Raises as ``pop`` does."""
@@ -157,9 +159,8 @@ class Frames:
 
     def add(self, message: bytes) -> None:
         """Add one message that came without its frame. Call ``received(0)`` after the last one."""
+        self._make_room(self._filled - self._at + FRAME_HEADER + len(message))
         end = self._filled + FRAME_HEADER + len(message)
-        if end > len(self._data):
-            self._data = self._data + bytes(end - len(self._data))
         self._data[self._filled : end] = b"d" + (len(message) + 4).to_bytes(4, "big") + message
         self._filled = end
 
@@ -172,10 +173,9 @@ class Frames:
         end = self._other_frames[-1] if self._other_frames else self._count
         if end - first < _MIN_ROWS:
             return None
-        start = self._at
-        bounds = self._bounds[first : end + 1] - start
-        self._next, self._at = end, start + int(bounds[-1])
-        return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
+        bounds = self._bounds[first : end + 1]
+        self._next, self._at = end, int(bounds[-1])
+        return Rows(self._data, bounds[:-1] + FRAME_HEADER, bounds[1:])
 
     def transactions(self) -> Transactions | None:
         """Return the next transactions, and remove them, if they are whole and contain only row changes.
@@ -198,12 +198,12 @@ class Frames:
         begins = np.flatnonzero(kinds == _BEGIN)
         if len(begins) != len(commits) or (begins[1:] != commits[:-1] + 1).any():
             return None
-        end, start = first + len(kinds), self._at
-        bounds = self._bounds[first : end + 1] - start
-        self._next, self._at = end, start + int(bounds[-1])
+        end = first + len(kinds)
+        bounds = self._bounds[first : end + 1]
+        self._next, self._at = end, int(bounds[-1])
         while self._other_frames and self._other_frames[-1] < end:
             self._other_frames.pop()
-        data = bytes(memoryview(self._data)[start : self._at])
+        data = self._data
         is_row = (kinds != _BEGIN) & (kinds != _COMMIT)
         rows = Rows(data, bounds[:-1][is_row] + FRAME_HEADER, bounds[1:][is_row])
         payloads = bounds[:-1] + FRAME_HEADER + WAL_DATA_HEADER
@@ -239,7 +239,7 @@ class Frames:
         start, self._next, self._at = self._at, number + 1, int(self._bounds[number + 1])
         if self._at < start + FRAME_HEADER:
             raise unknown_frame(self._data[start])
-        return self._data[start], bytes(memoryview(self._data)[start + FRAME_HEADER : self._at])
+        return self._data[start], bytes(self._data[start + FRAME_HEADER : self._at])
 
     def too_long(self, length: int) -> bool:
         """Whether a message of ``length`` bytes is too long to be read into memory."""
@@ -254,6 +254,16 @@ class Frames:
         if kind is None:
             raise RowTooLarge(length, self.max_row_bytes or 0)
         return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 : HEAD_BYTES] + _SIZE.pack(length)
+
+    def _make_room(self, size: int) -> None:
+        """Take a new buffer, with what was not returned at its front, unless ``size`` bytes from there on fit
+        into this one."""
+        if self._at + size + len(PADDING) <= len(self._data):
+            return
+        unread = self._data[self._at : self._filled]
+        self._data = _buffer(max(size, _ROOM_BYTES))
+        self._data[: len(unread)] = unread
+        self._at, self._filled = 0, len(unread)
 
     def _find_frames(self) -> None:
         """Find the whole frames. All frames found before must have been returned."""
@@ -300,7 +310,14 @@ class Frames:
         return np.where(known, kinds, np.uint8(0))
 
 
-def frame_bounds(data: bytearray, at: int, filled: int, longest: int, letter: int | None = None) -> Positions:
+def _buffer(size: int) -> memoryview:
+    """Return room for ``size`` bytes, and behind it for reading a number beyond its end."""
+    return np.empty(size + len(PADDING), np.uint8).data
+
+
+def frame_bounds(
+    data: bytearray | memoryview, at: int, filled: int, longest: int, letter: int | None = None
+) -> Positions:
     """Return where the whole frames of ``data`` from ``at`` to ``filled`` begin, and where the last one ends.
 
     A frame of more than ``longest`` bytes after its letter is taken for the end. So is, if ``letter`` is

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from omnisupport_ingest.compiled import compiled_rows, texts_of
+from omnisupport_ingest.compiled import Bytes, compiled_rows, texts_of
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Flags, Numbers, Positions
@@ -69,7 +69,7 @@ class UsedTables:
             np.cumsum([0, *map(len, members)]).astype(np.int32),
         )
 
-    def images(self, block: bytes, starts: Positions, ends: Positions, table_of: Numbers) -> Images:
+    def images(self, block: Bytes, starts: Positions, ends: Positions, table_of: Numbers) -> Images:
         """Return the keys and images of the row changes in ``block`` from ``starts`` to ``ends``.
 
         ``table_of``: for each change, number of its table; -1: none. Raises ``pa.ArrowInvalid`` if a text is

@@ -21,6 +21,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.compiled import Bytes
+
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int32]
@@ -59,7 +61,7 @@ def keep_freed_memory() -> None:
 
 @cache
 def _exempt_loaded_objects() -> None:
-    gc.collect()
+    # Not collected first: that takes 40 ms, and little of it is garbage.
     gc.freeze()
     # At its end the interpreter must find them: libraries report what it leaves.
     atexit.register(gc.unfreeze)
@@ -75,12 +77,12 @@ def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
         yield letters[start : start + PIECE_BYTES]
 
 
-def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
+def big_endian(block: Bytes, form: str, at: Positions) -> npt.NDArray[Any]:
     """Return the numbers at the offsets ``at``, aligned or not. ``form``: numpy type, such as ``>u4``."""
     return words(block, form)[at]
 
 
-def words(block: bytes | bytearray, form: str) -> npt.NDArray[Any]:
+def words(block: Bytes, form: str) -> npt.NDArray[Any]:
     """Return the numbers of type ``form`` that begin at each letter."""
     size = np.dtype(form).itemsize
     return np.ndarray((len(block) - size + 1,), form, buffer=block, strides=(1,))

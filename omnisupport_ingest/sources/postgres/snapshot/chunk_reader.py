@@ -37,7 +37,8 @@ from omnisupport_ingest.sources.postgres.catalog.relations import (
     read_storage,
     readable,
 )
-from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, rows_of
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, TableUnreadable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
@@ -121,8 +122,8 @@ class SnapshotChunk:
     lsn: Lsn
     clock: datetime
 
-    def events(self, lines: bytes, first_ordinal: int) -> pa.Table:
-        """Return the events of COPY's ``lines`` (one or more) as a table of ``EVENT_SCHEMA``."""
+    def events(self, lines: Lines, first_ordinal: int) -> pa.Table:
+        """Return the events of ``lines`` (one or more) as a table of ``EVENT_SCHEMA``."""
         key = [self.columns.index(name) for name in self.table.key]
         copied = copied_rows(lines, self.columns, key)
         count = len(copied.keys)
@@ -155,11 +156,11 @@ class SnapshotRows:
     def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
         self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
 
-    def add(self, lines: bytes) -> int:
-        """Write COPY's ``lines`` (one or more rows); return the number of rows."""
-        count, clock = rows_of(lines), self._chunk.clock
+    def add(self, lines: Lines) -> int:
+        """Write ``lines`` (one or more); return the number of rows."""
+        count, clock = lines.rows, self._chunk.clock
         table = partial(self._chunk.events, lines, self._ordinals(count))
-        size = len(lines) + _OVERHEAD * count
+        size = lines.size + _OVERHEAD * count
         self._writer.add_block(EventBlock(self._writer.window_of(clock), count, size, clock, table))
         return count
 
@@ -361,7 +362,7 @@ class ChunkReader:
     ) -> None:
         context = self._context
 
-        def add(lines: bytes) -> None:
+        def add(lines: Lines) -> None:
             if self._stop.is_set():
                 raise Stopped
             self._limit_rate(rows.add(lines))

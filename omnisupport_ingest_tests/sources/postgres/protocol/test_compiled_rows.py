@@ -14,6 +14,7 @@ from omnisupport_ingest.compiled import compiled_frames, compiled_rows
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import copy_rows, frames, parsed_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines
 from omnisupport_ingest_tests.sources.postgres.protocol.test_change_block import (
     AGENTS,
     COMMENTS,
@@ -87,7 +88,7 @@ def test_lines_of_any_bytes_are_read_as_they_are_one_by_one(pieces: list[bytes])
     lines = b"".join(pieces) + b"\n"
 
     def found() -> tuple[list[str | None], ...]:
-        rows = copied_rows(lines, ("a", "b"), [1])
+        rows = copied_rows(Lines.of(lines), ("a", "b"), [1], [0, 1])
         return (
             rows.keys.to_pylist(),
             rows.images.to_pylist(),
@@ -131,16 +132,24 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
     for at, filled in ((-1, 2), (2, 1), (0, 4)):
         with pytest.raises(ValueError, match="not within the data"):
             compiled_frames.find_frames(block, at, filled, 9, -1)
-    names = np.array([0, 4], np.int32)
-    for places, key in (
-        (names[:1], [0]),
-        (names, [1]),
-        (names, [-1]),
-        (names * 9, [0]),
-        (names[::-1].copy(), [0]),
-    ):
+    names, none = np.array([0, 4], np.int32), np.array([], np.int32)
+    first, last = numbers * 0, numbers * 0 + 2
+    good = {"data": b"x\n", "from": first, "to": last, "names": b'"a":', "name_at": names, "key": none}
+    assert compiled_rows.convert_lines(*good.values(), none) is not None
+    for name, wrong in (
+        ("name_at", names[:1]), ("name_at", names * 9), ("name_at", names[::-1].copy()),
+        ("key", np.array([1], np.int32)), ("key", np.array([-1], np.int32)),
+        ("from", first - 1), ("from", last + 1), ("to", last + 1), ("to", last[:0]),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="do not fit"):
-            compiled_rows.convert_lines(b"x\n", b'"a":', places, np.array(key, np.int32))
+            compiled_rows.convert_lines(*(good | {name: wrong}).values(), none)
+    for asked in ([1], [-1]):
+        with pytest.raises(ValueError, match="do not fit"):
+            compiled_rows.convert_lines(*good.values(), np.array(asked, np.int32))
+    # A piece that is not one line.
+    for data, end in ((b"x\ny\n", 4), (b"x\n", 1), (b"x\n", 0)):
+        odd = good | {"data": data, "to": first + end}
+        assert compiled_rows.convert_lines(*odd.values(), none) is None
     with pytest.raises(TypeError):
         compiled_frames.join(block)  # type: ignore[call-arg]
 
@@ -180,4 +189,4 @@ def test_what_is_too_large_for_one_array_is_refused_and_not_cut(monkeypatch: pyt
             raise OverflowError
 
     monkeypatch.setattr(copy_rows, "compiled_rows", TooLarge)
-    assert copied_rows(b"1\n", ("a",), [0]).images.equals(pa.array(['{"a":"1"}']))
+    assert copied_rows(Lines.of(b"1\n"), ("a",), [0]).images.equals(pa.array(['{"a":"1"}']))

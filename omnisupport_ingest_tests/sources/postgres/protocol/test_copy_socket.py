@@ -19,7 +19,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.sources.postgres.protocol import copy_socket, frames
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_by_psycopg, copy_lines
-from omnisupport_ingest.sources.postgres.protocol.copy_socket import Rest, copy_from_socket
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines, Rest, copy_from_socket
 from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, frame_bounds
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
@@ -66,7 +66,7 @@ def test_blocks_are_those_of_psycopg2(connection: Connection, block_bytes: int) 
     query = MANY if block_bytes > 100 else MANY.replace("30000", "500")
     taken: dict[Copy, list[bytes]] = {copy_by_psycopg: [], copy_from_socket: []}
     for copy, blocks in taken.items():
-        copy(connection, query, block_bytes, None, blocks.append)
+        copy(connection, query, block_bytes, None, into(blocks))
     assert taken[copy_from_socket] == taken[copy_by_psycopg]
     assert all(block.endswith(b"\n") for block in taken[copy_from_socket])
 
@@ -76,11 +76,27 @@ def test_a_row_longer_than_a_block_is_a_block(connection: Connection, copy: Copy
     sizes = "unnest(ARRAY[3, 3000000, 5, 900]) WITH ORDINALITY w (n, place)"
     taken: list[bytes] = []
     rows = f"COPY (SELECT repeat('y', n) FROM {sizes} ORDER BY place) TO STDOUT"
-    copy(connection, rows, 1000, 3_000_001, taken.append)
+    copy(connection, rows, 1000, 3_000_001, into(taken))
     assert [len(block) for block in taken] == [4, 3_000_001, 907]
     with pytest.raises(RowTooLarge) as refused:
-        copy(connection, rows, 1000, 3_000_000, taken.append)
+        copy(connection, rows, 1000, 3_000_000, into(taken))
     assert refused.value.size == 3_000_001
+
+
+@BOTH_WAYS
+def test_blocks_stay_as_they_are_while_later_ones_are_received(connection: Connection, copy: Copy) -> None:
+    kept: list[Lines] = []
+    now: list[bytes] = []
+
+    def take(lines: Lines) -> None:
+        kept.append(lines)
+        now.append(lines.joined())
+
+    copy(connection, MANY, 300_000, None, take)
+    assert len(kept) > 20 and [lines.joined() for lines in kept] == now
+    assert [lines.rows for lines in kept] == [block.count(b"\n") for block in now]
+    assert [lines.size for lines in kept] == [len(block) for block in now]
+    assert kept[-1].last() + b"\n" == now[-1][-len(kept[-1].last()) - 1 :] and b"\n" not in kept[-1].last()
 
 
 @BOTH_WAYS
@@ -104,7 +120,7 @@ def test_an_error_of_the_server_is_raised_as_psycopg2_does(
         cursor.execute("SAVEPOINT before")
         taken: list[bytes] = []
         with pytest.raises(kind) as raised:
-            copy(connection, f"COPY ({query}) TO STDOUT", 1000, None, taken.append)
+            copy(connection, f"COPY ({query}) TO STDOUT", 1000, None, into(taken))
         assert raised.value.pgcode == code
         # The last rows before the error did not fill a block.
         assert b"".join(taken).count(b"\n") < 28_999
@@ -152,11 +168,16 @@ def test_a_connection_whose_copy_was_given_up_far_from_its_end_is_closed(
     assert connection.closed
 
 
-def giving_up(blocks: int) -> Callable[[bytes], None]:
+def into(taken: list[bytes]) -> Callable[[Lines], None]:
+    """Append each block to ``taken``, as its lines one after the other."""
+    return lambda lines: taken.append(lines.joined())
+
+
+def giving_up(blocks: int) -> Callable[[Lines], None]:
     """Take ``blocks`` blocks, and fail at the last of them."""
     taken = count(1)
 
-    def give_up(_: bytes) -> None:
+    def give_up(_: Lines) -> None:
         if next(taken) == blocks:
             raise OSError("the disk is full")
 
@@ -175,7 +196,7 @@ def test_what_follows_the_last_frame_is_read_to_its_end() -> None:
         there.sendall(answer + setting[:7])
         later = threading.Timer(0.5, there.sendall, [setting[7:]])
         later.start()
-        copy_from_socket(connection, "COPY t TO STDOUT", 1000, None, taken.append)
+        copy_from_socket(connection, "COPY t TO STDOUT", 1000, None, into(taken))
         later.join()
         assert taken == [b"1\n"]
         here.setblocking(False)

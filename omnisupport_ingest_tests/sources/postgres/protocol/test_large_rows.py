@@ -10,6 +10,7 @@ import pytest
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copy_lines
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
+from omnisupport_ingest_tests.sources.postgres.protocol.test_copy_socket import into
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 LIMIT = 1_000_000
@@ -80,7 +81,7 @@ def test_longest_line_is_found_however_lines_come(source: SourceUnderTest, block
     rows = f"SELECT repeat('y', n) FROM {sizes} ORDER BY place"
     with source.connected() as connection:
         taken: list[bytes] = []
-        read = partial(copy_lines, doing="reading", block_bytes=block_bytes, lines=taken.append)
+        read = partial(copy_lines, doing="reading", block_bytes=block_bytes, lines=into(taken))
         read(connection, rows, max_row_bytes=3001)
         assert [len(line) for line in b"".join(taken).split(b"\n")] == [10, 3000, 20, 900, 2999, 0]
     with source.connected() as connection:

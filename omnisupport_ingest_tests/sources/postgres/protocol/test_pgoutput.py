@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from omnisupport_ingest.compiled import compiled_rows
 from omnisupport_ingest.sources.postgres.protocol import copy_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
+from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Decoder
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
+from omnisupport_ingest_tests.sources.postgres.protocol.test_copy_socket import into
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
 COMPILED = pytest.mark.skipif(compiled_rows is None, reason="installed without a C compiler")
@@ -81,7 +83,7 @@ def test_copied_lines_all_at_once_are_what_each_is_alone(
     assert [tuple(parse_row(line.decode()[:-1])) for line in lines] == rows
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(copy_rows, "one_by_one")
-        found = copied_rows(b"".join(lines), names, [2, 0])
+        found = copied_rows(Lines.of(b"".join(lines)), names, [2, 0], range(3))
     keys, images = found.keys, found.images
     assert keys.to_pylist() == [row_key([row[2], row[0]]) for row in rows]
     assert images.to_pylist() == [row_image(names, list(row)) for row in rows]
@@ -99,7 +101,7 @@ def test_backslashes_before_a_quote_say_whether_it_ends_a_value(
     lines, names, row = rows_with_backslashes(count)
     with monkeypatch.context() as patch:
         patch.delattr(copy_rows, "one_by_one")
-        found = copied_rows(lines, names, [1])
+        found = copied_rows(Lines.of(lines), names, [1])
     assert found.images.to_pylist() == [row_image(names, row)] * 2
     assert found.keys.to_pylist() == [row_key(row[1:2])] * 2
 
@@ -124,7 +126,7 @@ def test_long_values_are_read_all_at_once(column: int, monkeypatch: pytest.Monke
     lines = b"".join('"'.join(map(copied, row)).encode() + b"\n" for row in rows)
     with monkeypatch.context() as patch:
         patch.delattr(copy_rows, "one_by_one")
-        found = copied_rows(lines, ("a", "b", "c"), [0])
+        found = copied_rows(Lines.of(lines), ("a", "b", "c"), [0])
     assert found.images.to_pylist() == [row_image(("a", "b", "c"), row) for row in rows]
     assert found.keys.to_pylist() == [row_key(row[:1]) for row in rows]
 
@@ -132,11 +134,11 @@ def test_long_values_are_read_all_at_once(column: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("lines", [b'a"b\nc\n', b'a\nb"c"d\n', b'a"b"c"d\n'])
 def test_lines_of_other_columns_are_not_taken_all_at_once(lines: bytes) -> None:
     with pytest.raises(ValueError, match=r"zip|index|columns"):
-        copied_rows(lines, ("a", "b"), [0])
+        copied_rows(Lines.of(lines), ("a", "b"), [0])
 
 
 def test_a_table_of_one_column_is_copied_too() -> None:
-    found = copied_rows(b"\n\\N\nx\n", ("id",), [0])
+    found = copied_rows(Lines.of(b"\n\\N\nx\n"), ("id",), [0])
     keys, images = found.keys, found.images
     assert keys.to_pylist() == ['[""]', "[null]", '["x"]']
     assert images.to_pylist() == ['{"id":""}', '{"id":null}', '{"id":"x"}']
@@ -151,8 +153,8 @@ def test_a_copy_that_is_given_up_hands_on_nothing_more(
     )
     seen: list[bytes] = []
 
-    def give_up(lines: bytes) -> None:
-        seen.append(lines)
+    def give_up(lines: Lines) -> None:
+        seen.append(lines.joined())
         raise KeyError("stop")
 
     with source.connected() as connection, pytest.raises(KeyError, match="stop"):
@@ -171,7 +173,7 @@ def test_copied_lines_are_handed_on_whole_and_all_of_them(
     )
     seen: list[bytes] = []
     with source.connected() as connection:
-        copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=seen.append)
+        copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=into(seen))
     assert len(seen) > 10
     assert all(block.endswith(b"\n") for block in seen)
     rows = [line.split('"') for line in b"".join(seen).decode().splitlines()]
