@@ -7,6 +7,7 @@ processor time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -52,7 +53,9 @@ class CompiledReceiver(Protocol):
 class CompiledRows(Protocol):
     """The functions of ``compiled_rows.c``, which says what each does. They check all arguments."""
 
-    def convert_changes(self, *arguments: Bytes | bool) -> tuple[bytes, tuple[Column, ...], bytes, bytes]: ...
+    def convert_changes(
+        self, pieces: Sequence[tuple[Bytes, Bytes, Bytes]], *arguments: Bytes | bool
+    ) -> tuple[bytes, tuple[Column, ...], bytes, bytes]: ...
 
     def convert_lines(self, *arguments: Bytes) -> tuple[Column, Column, Memory, Memory] | None: ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,7 @@ from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER,
 from omnisupport_ingest.sources.postgres.protocol.parsed_rows import Images, used_tables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
-from omnisupport_ingest.sources.postgres.protocol.text_columns import (
-    PADDING,
-    Numbers,
-    Positions,
-    big_endian,
-)
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Numbers, Positions, big_endian
 from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOCH, from_microseconds
 
 _INSERT, _UPDATE = b"IU"
@@ -137,7 +132,8 @@ class ChangeBlock:
         ``divisions_of``: returns how the images of each table are divided. If any table is divided, the
         result has ``DIVIDED_SCHEMA``. Irregular changes and logical messages keep whole images in any case.
 
-        Call it only once: it frees the messages, which may be large, as soon as they are one block of bytes.
+        Call it only once: it takes the messages, which may be large, so that they are freed when they are
+        converted.
         """
         parts = _RowChanges(self, divisions_of).tables() if self.changes else []
         if self.events:
@@ -157,39 +153,43 @@ class _RowChanges:
         block.end_messages()
         pieces, block.pieces = block.pieces, []
         self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.all_runs()
-        self._bytes, self._starts, self._ends = _joined(pieces)
+        self._pieces = [each for each in pieces if len(each.starts)]
+        self._firsts = np.cumsum([0, *(len(each.starts) for each in self._pieces)])
         runs = self._runs
         self._run_of = np.repeat(np.arange(len(runs.firsts)), np.diff(runs.firsts, append=block.changes))
         self._ordinals = 2 * (np.arange(block.changes) + (runs.indexes - runs.firsts)[self._run_of])
-        self._lsns = big_endian(self._bytes, ">u8", self._starts + 1).astype(np.int64)
+        self._lsns = self._of_all(lambda data, starts: big_endian(data, ">u8", starts + 1)).astype(np.int64)
+
+    def _of_all(self, read: Callable[[bytes | memoryview, Positions], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Return what ``read`` returns for the messages of each piece, given where they start."""
+        return np.concatenate([read(each.data, each.starts) for each in self._pieces])
 
     def tables(self) -> list[pa.Table]:
         """Return tables of events: of regular changes, and of changes that were converted one by one."""
-        oids, table_of = np.unique(
-            big_endian(self._bytes, ">u4", self._starts + WAL_DATA_HEADER + 1), return_inverse=True
-        )
+        oid_of = self._of_all(lambda data, starts: big_endian(data, ">u4", starts + WAL_DATA_HEADER + 1))
+        oids, table_of = np.unique(oid_of, return_inverse=True)
         known = [oid in self._schemas for oid in oids.tolist()]
         schemas = [self._schemas[oid] for oid, is_known in zip(oids.tolist(), known, strict=True) if is_known]
         numbers = np.where(known, np.cumsum(known) - 1, -1).astype(np.int32)[table_of]
         tables = used_tables(tuple(schemas), tuple(self._divisions_of([each.name for each in schemas])))
         try:
-            images = tables.images(self._bytes, self._starts, self._ends, numbers)
+            images = tables.images(self._pieces, numbers)
         except (pa.ArrowInvalid, OverflowError):
             # One of the texts is not UTF-8, or all images are too much for one array.
-            return [self._one_by_one(range(len(self._starts)))]
+            return [self._one_by_one(range(len(numbers)))]
         if images.converted.all():
             return [self._events(schemas, numbers, images)]
         others = np.flatnonzero(~images.converted).tolist()
-        if len(others) == len(self._starts):
+        if len(others) == len(numbers):
             return [self._one_by_one(others)]
         regular = self._events(schemas, numbers, images).filter(pa.array(images.converted))
         return [regular, self._one_by_one(others)]
 
     def _events(self, schemas: Sequence[RowSchema], table_of: Numbers, images: Images) -> pa.Table:
         """Return an event for every change. Those of changes that were not converted mean nothing."""
-        count, runs = len(self._starts), self._run_of
+        count, runs = len(table_of), self._run_of
         moments = pa.array(self._runs.commit_micros[runs] + _MICROS_TO_2000, pa.int64())
-        kinds = np.frombuffer(self._bytes, np.uint8)[self._starts + WAL_DATA_HEADER]
+        kinds = self._of_all(lambda data, starts: np.frombuffer(data, np.uint8)[starts + WAL_DATA_HEADER])
         ops = np.where(kinds == _INSERT, 0, np.where(kinds == _UPDATE, 1, 2))
         tables = pa.array(np.maximum(table_of, 0))
         columns = {
@@ -208,12 +208,16 @@ class _RowChanges:
         arrays = [_column(columns.get(each.name), each.type, count) for each in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
 
+    def _message(self, row: int) -> bytes:
+        number = int(np.searchsorted(self._firsts, row, "right")) - 1
+        piece, at = self._pieces[number], row - int(self._firsts[number])
+        return bytes(piece.data[piece.starts[at] + WAL_DATA_HEADER : piece.ends[at]])
+
     def _one_by_one(self, rows: Iterable[int]) -> pa.Table:
         decoder = Decoder(schema.relation for schema in self._schemas.values())
         events: list[LandedEvent] = []
         for row in rows:
-            message = self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]]
-            change = decoder.decode(bytes(message))
+            change = decoder.decode(self._message(row))
             assert isinstance(change, RowChange)
             run = self._run_of[row]
             header = EventHeader(
@@ -226,26 +230,6 @@ class _RowChanges:
             )
             events += row_events(self._schemas[change.relation.oid], change, header)
         return events_table(events)
-
-
-def _joined(pieces: Sequence[Rows]) -> tuple[npt.NDArray[np.uint8], Positions, Positions]:
-    """Return the bytes of all ``pieces``, followed by ``PADDING``, and where each row starts and ends.
-
-    NumPy copies without the interpreter's lock.
-    """
-    pieces = [each for each in pieces if len(each.starts)]
-    firsts, lasts = np.array([(each.starts[0], each.ends[-1]) for each in pieces]).T
-    parts = [
-        np.frombuffer(each.data, np.uint8)[first:last]
-        for each, first, last in zip(pieces, firsts, lasts, strict=True)
-    ]
-    sizes = lasts - firsts
-    moved = np.repeat(np.cumsum(sizes) - sizes - firsts, [len(each.starts) for each in pieces])
-    return (
-        np.concatenate([*parts, np.frombuffer(PADDING, np.uint8)]),
-        np.concatenate([each.starts for each in pieces]) + moved,
-        np.concatenate([each.ends for each in pieces]) + moved,
-    )
 
 
 def _concatenated(parts: Sequence[pa.Table]) -> pa.Table:

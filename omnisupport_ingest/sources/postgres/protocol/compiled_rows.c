@@ -226,18 +226,75 @@ static void take_back(Events *events, int64_t at) {
     events->unsent_at[at + 1] = events->unsent_at[at];
 }
 
+/* Messages that lie in several buffers: of each where it begins and where it ends. */
+typedef struct {
+    Argument *of; /* three of each piece: the bytes, and where in them the messages start and end */
+    int64_t pieces, rows;
+    const uint8_t **starts, **ends;
+    size_t bytes;
+} Messages;
+
+static void close_messages(Messages *messages) {
+    if (messages->of != NULL) close_all(messages->of, (int)(3 * messages->pieces));
+    free(messages->of);
+    free(messages->starts);
+    free(messages->ends);
+}
+
+/* Open the pieces, each a tuple (bytes, starts, ends). Return -1 with an error set if they are not whole. */
+static int open_messages(Messages *messages, PyObject *pieces) {
+    static const size_t sizes[3] = {1, 8, 8};
+    Py_ssize_t count = PySequence_Size(pieces);
+    if (count < 0 || count > INT32_MAX / 3) return -1;
+    if ((messages->of = calloc(3 * (size_t)count + 1, sizeof(Argument))) == NULL) return PyErr_NoMemory(), -1;
+    messages->pieces = count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Argument *of = messages->of + 3 * i;
+        PyObject *piece = PySequence_GetItem(pieces, i), *parts[3] = {NULL, NULL, NULL};
+        int is_open = piece != NULL;
+        for (int part = 0; is_open && part < 3; part++) is_open = (parts[part] = PySequence_GetItem(piece, part)) != NULL;
+        is_open = is_open && open_all(of, parts, sizes, 3) == 0;
+        for (int part = 0; part < 3; part++) Py_XDECREF(parts[part]);
+        Py_XDECREF(piece);
+        if (!is_open) return -1;
+        messages->rows += items(of + 1, 8);
+    }
+    messages->starts = malloc(((size_t)messages->rows + 1) * sizeof *messages->starts);
+    messages->ends = malloc(((size_t)messages->rows + 1) * sizeof *messages->ends);
+    if (messages->starts == NULL || messages->ends == NULL) return PyErr_NoMemory(), -1;
+    int64_t row = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const Argument *of = messages->of + 3 * i;
+        const uint8_t *data = of[0].view.buf;
+        const int64_t *starts = of[1].view.buf, *ends = of[2].view.buf;
+        int64_t rows = items(of + 1, 8);
+        int is_whole = items(of + 2, 8) == rows;
+        for (int64_t at = 0; is_whole && at < rows; at++, row++) {
+            is_whole = starts[at] >= 0 && starts[at] <= ends[at] && ends[at] <= of[0].view.len;
+            if (!is_whole) break;
+            messages->starts[row] = data + starts[at];
+            messages->ends[row] = data + ends[at];
+            messages->bytes += (size_t)(ends[at] - starts[at]);
+        }
+        if (!is_whole) {
+            PyErr_SetString(PyExc_ValueError, "the messages are not within their bytes: they do not fit each other");
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static int convert_all(
-    Events *events, const Tables *tables, const uint8_t *block, const int64_t *starts, const int64_t *ends,
-    const int32_t *table_of, int64_t rows, uint8_t *converted
+    Events *events, const Tables *tables, const Messages *messages, const int32_t *table_of, uint8_t *converted
 ) {
     int64_t most = 1;
     for (int64_t i = 0; i < tables->tables; i++)
         if (tables->columns[i] > most) most = tables->columns[i];
     Value *values = malloc(2 * (size_t)most * sizeof *values);
     int code = values == NULL ? NO_MEMORY : DONE;
-    for (int64_t i = 0; i < rows && !code; i++) {
+    for (int64_t i = 0; i < messages->rows && !code; i++) {
         code = convert_change(
-            events, tables, table_of[i], block + starts[i], block + ends[i], i, values, values + most);
+            events, tables, table_of[i], messages->starts[i], messages->ends[i], i, values, values + most);
         converted[i] = code == DONE;
         if (code == ODD) {
             take_back(events, i);
@@ -249,12 +306,13 @@ static int convert_all(
 }
 
 PyDoc_STRVAR(convert_changes_doc,
-"convert_changes(block, starts, ends, table_of, columns, first, keys_of, first_key, keys, partitioned,\n"
+"convert_changes(pieces, table_of, columns, first, keys_of, first_key, keys, partitioned,\n"
 "    has_identity, flags, names, name_at, is_divided) -> (converted, columns, unsent_at, unsent)\n\n"
-"Convert row changes: WAL_DATA messages of `block`. See `parsed_rows.py` for the arguments.");
+"Convert row changes: WAL_DATA messages, in tuples of bytes and where in them they start and end (int64).\n"
+"See `parsed_rows.py` for the other arguments.");
 
 enum {
-    BLOCK, STARTS, ENDS, TABLE_OF, COLUMN_COUNTS, FIRST, KEYS_OF, FIRST_KEY, KEYS, PARTITIONED, HAS_IDENTITY, FLAGS,
+    TABLE_OF, COLUMN_COUNTS, FIRST, KEYS_OF, FIRST_KEY, KEYS, PARTITIONED, HAS_IDENTITY, FLAGS,
     NAMES, NAME_AT, ARGUMENTS
 };
 
@@ -279,25 +337,22 @@ static int tables_are_whole(const Tables *tables, const Argument *of) {
 
 static PyObject *convert_changes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    static const size_t sizes[ARGUMENTS] = {1, 8, 8, 4, 8, 8, 8, 8, 8, 1, 1, 1, 1, 4};
-    if (count != ARGUMENTS + 1) return PyErr_Format(PyExc_TypeError, "convert_changes takes %d arguments", ARGUMENTS + 1);
-    int is_divided = PyObject_IsTrue(args[ARGUMENTS]);
+    static const size_t sizes[ARGUMENTS] = {4, 8, 8, 8, 8, 8, 1, 1, 1, 1, 4};
+    if (count != ARGUMENTS + 2) return PyErr_Format(PyExc_TypeError, "convert_changes takes %d arguments", ARGUMENTS + 2);
+    int is_divided = PyObject_IsTrue(args[ARGUMENTS + 1]);
+    Messages messages = {0};
     Argument of[ARGUMENTS] = {0};
     Events events = {0};
     uint8_t *converted = NULL;
     PyObject *result = NULL, *columns = NULL, *flags = NULL, *unsent_at = NULL, *unsent = NULL;
-    if (is_divided < 0 || open_all(of, args, sizes, ARGUMENTS) < 0) goto end;
-    int64_t rows = items(of + STARTS, 8);
-    const int64_t *starts = of[STARTS].view.buf, *ends = of[ENDS].view.buf;
+    if (is_divided < 0 || open_messages(&messages, args[0]) < 0 || open_all(of, args + 1, sizes, ARGUMENTS) < 0) goto end;
+    int64_t rows = messages.rows;
     Tables tables = {
         of[COLUMN_COUNTS].view.buf, of[FIRST].view.buf, of[KEYS_OF].view.buf, of[FIRST_KEY].view.buf,
         of[KEYS].view.buf, of[PARTITIONED].view.buf, of[HAS_IDENTITY].view.buf, of[FLAGS].view.buf,
         of[NAMES].view.buf, of[NAME_AT].view.buf, items(of + COLUMN_COUNTS, 8), of[FLAGS].view.len, items(of + KEYS, 8),
     };
-    int is_whole = items(of + ENDS, 8) == rows && items(of + TABLE_OF, 4) == rows && tables_are_whole(&tables, of);
-    for (int64_t i = 0; is_whole && i < rows; i++)
-        is_whole = starts[i] >= 0 && starts[i] <= ends[i] && ends[i] <= of[BLOCK].view.len;
-    if (!is_whole) {
+    if (items(of + TABLE_OF, 4) != rows || !tables_are_whole(&tables, of)) {
         PyErr_SetString(PyExc_ValueError, "the arguments do not fit each other");
         goto end;
     }
@@ -305,12 +360,14 @@ static PyObject *convert_changes(PyObject *module, PyObject *const *args, Py_ssi
     events.is_divided = is_divided;
     int used = is_divided ? COLUMNS : BEFORE_HIDDEN;
     for (int i = 0; i < used && !code; i++) code = column_begin(events.of + i, rows);
+    /* Most of what was sent is in images of new rows. A column that grows is copied each time. */
+    if (!code && messages.bytes <= INT32_MAX) code = reserve(events.of + AFTER, messages.bytes);
     events.unsent_at = calloc((size_t)rows + 1, sizeof(int32_t));
     converted = malloc((size_t)rows + 1);
     if (events.unsent_at == NULL || converted == NULL) code = NO_MEMORY;
     if (!code) {
         Py_BEGIN_ALLOW_THREADS
-        code = convert_all(&events, &tables, of[BLOCK].view.buf, starts, ends, of[TABLE_OF].view.buf, rows, converted);
+        code = convert_all(&events, &tables, &messages, of[TABLE_OF].view.buf, converted);
         Py_END_ALLOW_THREADS
     }
     if (code) {
@@ -335,6 +392,7 @@ end:
     free(events.unsent_at);
     free(events.unsent);
     free(converted);
+    close_messages(&messages);
     close_all(of, ARGUMENTS);
     return result;
 }

@@ -71,7 +71,7 @@ _LENGTH = struct.Struct("!xI")
 class Rows(NamedTuple):
     """Consecutive row changes: ``WAL_DATA`` messages in ``data``, each from ``starts`` to ``ends``.
 
-    There may be more in ``data``; what was received there does not change any more.
+    There may be more in ``data``, at least ``PADDING``; what was received there does not change any more.
     """
 
     data: bytes | memoryview
@@ -87,7 +87,8 @@ class Rows(NamedTuple):
     def of(cls, messages: list[bytes]) -> Rows:
         """Return ``messages`` as one value, in their order."""
         ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
-        return cls(b"".join(messages), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
+        starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+        return cls(b"".join([*messages, PADDING]), starts, ends)
 
 
 class Transactions(NamedTuple):

@@ -14,10 +14,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from omnisupport_ingest.compiled import Bytes, compiled_rows, texts_of
+from omnisupport_ingest.compiled import compiled_rows, texts_of
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division
+from omnisupport_ingest.sources.postgres.protocol.frames import Rows
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
-from omnisupport_ingest.sources.postgres.protocol.text_columns import Flags, Numbers, Positions
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Flags, Numbers
 
 _IN_IDENTITY, _HIDDEN, _SAYS_SUBJECT = 1, 2, 4
 _IMAGES = ("key", "before", "after", *DIVIDED_SCHEMA.names[len(EVENT_SCHEMA.names) :])
@@ -69,17 +70,17 @@ class UsedTables:
             np.cumsum([0, *map(len, members)]).astype(np.int32),
         )
 
-    def images(self, block: Bytes, starts: Positions, ends: Positions, table_of: Numbers) -> Images:
-        """Return the keys and images of the row changes in ``block`` from ``starts`` to ``ends``.
+    def images(self, pieces: Sequence[Rows], table_of: Numbers) -> Images:
+        """Return the keys and images of the row changes in ``pieces``.
 
         ``table_of``: for each change, number of its table; -1: none. Raises ``pa.ArrowInvalid`` if a text is
         not UTF-8, and ``OverflowError`` if the images of all rows are too large for one array.
         """
-        count = len(starts)
+        count = len(table_of)
         if compiled_rows is None:
             return Images(np.zeros(count, np.bool_), {})
         flags, columns, unsent_at, unsent = compiled_rows.convert_changes(
-            block, starts, ends, table_of, *self._facts, self.divided
+            pieces, table_of, *self._facts, self.divided
         )
         found = {name: texts_of(each, count) for name, each in zip(_IMAGES, columns, strict=False)}
         if unsent:

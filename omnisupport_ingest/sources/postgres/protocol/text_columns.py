@@ -28,7 +28,7 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int32]
 
 PADDING = bytes(8)
-"""Appended to a block, so that reading a length stays within the block even if a row ends without one."""
+"""Follows the rows of a block: reading a number stays within the block even if a row ends before it."""
 
 PIECE_BYTES = 1024 * 1024
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Value,
 )
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
+from omnisupport_ingest.sources.postgres.protocol.text_columns import PADDING
 from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOCH
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.stream.batches import by_window
@@ -247,6 +249,35 @@ def test_whole_transactions_hold_what_their_changes_are_alone(steps: list[Step],
             if block.rows:
                 found.extend(LandedEvent(**row) for row in block.table().to_pylist())
     assert found == one_by_one(steps)
+
+
+@given(STREAMS, st.lists(st.integers(0, 4), min_size=1, max_size=5), st.binary(max_size=5))
+def test_changes_may_lie_in_several_buffers_among_other_bytes(
+    steps: list[Step], sizes: list[int], between: bytes
+) -> None:
+    """A size of 0 stands for a message that comes alone."""
+    messages = [step.message for step in steps if step.message is not None]
+    collector = ChangeCollector(3, KEYS, is_partitioned)
+    for table in TABLES:
+        collector.describe(table)
+    collector.begin(Begin(1000, NOON, 700))
+    left, take = list(messages), cycle(sizes)
+    while left:
+        count = next(take)
+        some, left = left[: max(1, count)], left[max(1, count) :]
+        if not count:
+            collector.add_row(some[0])
+            continue
+        data, starts = between, list[int]()
+        for message in some:
+            starts.append(len(data))
+            data += message + between
+        begins = np.array(starts)
+        ends = begins + np.array([len(message) for message in some])
+        collector.add_rows(Rows(memoryview(data + PADDING), begins, ends))
+    block = collector.take()
+    found = [LandedEvent(**row) for row in block.table().to_pylist()] if block.rows else []
+    assert found == one_by_one([Step(each) for each in messages])
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))

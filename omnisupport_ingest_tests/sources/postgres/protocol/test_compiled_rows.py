@@ -158,7 +158,7 @@ def test_tables_that_do_not_fit_their_columns_are_refused() -> None:
     assert compiled_rows is not None
     one, small = np.ones(1, np.int64), np.zeros(1, np.uint8)
     good = {
-        "block": MESSAGES[0], "starts": one * 0, "ends": one * len(MESSAGES[0]),
+        "pieces": [(MESSAGES[0], one * 0, one * len(MESSAGES[0]))],
         "table_of": np.zeros(1, np.int32),
         "columns": one, "first": one * 0, "keys_of": one, "first_key": one * 0, "keys": one * 0,
         "partitioned": small, "has_identity": small, "flags": small, "names": b'"a":',
@@ -167,13 +167,18 @@ def test_tables_that_do_not_fit_their_columns_are_refused() -> None:
     converted, columns, *_ = compiled_rows.convert_changes(*good.values(), False)
     assert converted == b"\0" and len(columns) == 3
     for name, wrong in (
-        ("starts", one * -1), ("ends", one * 999), ("table_of", np.zeros(2, np.int32)), ("columns", one * 2),
+        ("pieces", [(MESSAGES[0], one * -1, one)]), ("pieces", [(MESSAGES[0], one, one * 999)]),
+        ("pieces", [(MESSAGES[0], one, one * 0)]), ("pieces", [(MESSAGES[0], one, one[:0])]), ("pieces", []),
+        ("table_of", np.zeros(2, np.int32)), ("columns", one * 2),
         ("columns", one * -1), ("first", one), ("keys_of", one * 2), ("keys", one), ("keys", one * -1),
         ("first_key", one * -1), ("partitioned", np.zeros(0, np.uint8)), ("flags", np.zeros(2, np.uint8)),
         ("name_at", np.array([0, 5], np.int32)), ("name_at", np.array([3, 2], np.int32)),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="do not fit"):
             compiled_rows.convert_changes(*(good | {name: wrong}).values(), False)
+    for pieces in (7, [7], [(MESSAGES[0], one)], [(7, one, one)]):
+        with pytest.raises((TypeError, IndexError)):
+            compiled_rows.convert_changes(*(good | {"pieces": pieces}).values(), False)
     # A table that is not among them is left to the exact way.
     for number in (-1, 1, 1 << 30):
         found = compiled_rows.convert_changes(

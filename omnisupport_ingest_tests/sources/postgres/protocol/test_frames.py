@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -48,6 +49,19 @@ def read(frames: Frames) -> list[bytes]:
             return found
 
 
+@contextmanager
+def buffers_of(room: int) -> Iterator[None]:
+    """Have buffers of ``room`` bytes, of which half is received at a time, and few rows taken together."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames_module, "_MIN_ROWS", 2)
+        patched.setattr(frames_module, "_ROOM_BYTES", room)
+        patched.setattr(frames_module, "BUFFER_BYTES", room // 2)
+        yield
+
+
+ROOMS = st.sampled_from([60, 240, 5_000_000])
+
+
 def received(content: bytes, cuts: Sequence[int]) -> list[bytes]:
     frames, found, at = Frames(LIMIT), [], 0
     for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
@@ -73,9 +87,20 @@ OTHER = st.one_of(
 )
 
 
-@given(st.lists(ROW | ROW | OTHER, max_size=30), st.lists(st.integers(0, 3000), max_size=12))
-def test_messages_are_what_was_sent_wherever_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
-    assert received(b"".join(map(framed, messages)), cuts) == messages
+@given(st.lists(ROW | ROW | OTHER, max_size=30), st.lists(st.integers(0, 3000), max_size=12), ROOMS)
+def test_messages_are_what_was_sent_wherever_they_are_cut(
+    messages: list[bytes], cuts: list[int], room: int
+) -> None:
+    with buffers_of(room):
+        assert received(b"".join(map(framed, messages)), cuts) == messages
+
+
+def test_rows_stay_as_they_are_while_later_ones_are_received() -> None:
+    messages = [wal_data(b"I\0\0\x40\x01N" + bytes([number]) * 5) for number in range(30)]
+    with buffers_of(240):
+        found = received(b"".join(map(framed, messages)), [])
+    assert any(isinstance(each, memoryview) for each in found), "no rows were taken together"
+    assert found == messages
 
 
 BEGINS = st.builds(
@@ -97,29 +122,32 @@ WHOLE = st.tuples(BEGINS, st.lists(CHANGES, max_size=6), COMMITS).map(lambda t: 
 @given(
     st.lists(WHOLE | WHOLE | (OTHER | BEGINS | COMMITS).map(lambda each: [each]), max_size=12),
     st.lists(st.integers(0, 3000), max_size=6),
+    st.sampled_from([20_000, 5_000_000]),
     st.data(),
 )
 def test_whole_transactions_are_those_that_were_sent(
-    parts: list[list[bytes]], cuts: list[int], data: st.DataObject
+    parts: list[list[bytes]], cuts: list[int], room: int, data: st.DataObject
 ) -> None:
     sent = [message for part in parts for message in part]
     content = b"".join(map(framed, sent))
-    frames, found, at = Frames(), list[object](), 0
-    for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
-        space = frames.free_space()
-        space[: end - at] = content[at:end]
-        space.release()
-        frames.received(end - at)
-        at = end
-        while True:
-            if (whole := together(frames, data.draw(st.integers(1, 4)))) is not None:
-                half = data.draw(st.integers(0, whole.total))
-                for first, last in ((0, half), (half, whole.total)):
-                    found += told(whole.between(first, last))
-            elif (frame := frames.pop()) is not None:
-                found.append(meaning(frame[1]))
-            else:
-                break
+    found, at = list[object](), 0
+    with buffers_of(room):
+        frames = Frames()
+        for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
+            space = frames.free_space()
+            space[: end - at] = content[at:end]
+            space.release()
+            frames.received(end - at)
+            at = end
+            while True:
+                if (whole := together(frames, data.draw(st.integers(1, 4)))) is not None:
+                    half = data.draw(st.integers(0, whole.total))
+                    for first, last in ((0, half), (half, whole.total)):
+                        found += told(whole.between(first, last))
+                elif (frame := frames.pop()) is not None:
+                    found.append(meaning(frame[1]))
+                else:
+                    break
     assert found == list(map(meaning, sent))
 
 
