@@ -1,8 +1,9 @@
 """Cuts a table into key ranges with about equally many rows, and checks requested key ranges.
 
-Bounds are read in the order of an index; each is one chunk of index entries above the bound before. So the
-ranges are even for any distribution of keys, without statistics. A table whose key has no index is cut by
-``ctid``, because otherwise each key range would read the whole table.
+The bounds of a large table are the keys of a sample of its pages, at even distances in their order. Those of
+any other table are read in the order of an index; each is one chunk of index entries above the bound before.
+So the ranges are even for any distribution of keys. A table whose key has no index is cut by ``ctid``,
+because otherwise each key range would read the whole table.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ XMIN = "xmin"
 
 _ROWS_PER_PAGE = 60
 """Assumed if the server has no statistics; only the size of chunks depends on it."""
+
+_SAMPLED_PAGES = 400
+"""Pages that are sampled for each chunk: chunks then differ by a few percent. To read 2,000,000 entries of an
+index takes 0.3 s, the sample 0.02."""
+
+_LARGEST_SHARE = 0.1
+"""If a larger share of the pages would be sampled, the index is read instead."""
 
 
 def columns_to_cut_by(
@@ -80,19 +88,34 @@ def cut(
 ) -> Iterator[Bound]:
     """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk is enough.
 
-    Bounds are read as the caller iterates, in the open transaction of ``connection``. For a large table this
-    takes a while.
+    Bounds are read as the caller iterates, in the open transaction of ``connection``. This takes a while if
+    an index is read for many rows.
     """
     by, rows = into.by, into.rows
     if not by:
         return
+    size = _size(connection, table.table_name)
     if by == (CTID,):
-        yield from _pages(connection, table.table_name, rows)
+        yield from _pages(size, rows)
         return
     listed = ", ".join(identifier(name) for name in by)
     # With aliases, because ORDER BY would otherwise order by the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
     name = source_of_rows(table.table_name, relation)
+    chunks = size.chunks(rows)
+    share = _SAMPLED_PAGES * chunks / size.pages if size.pages else 1
+    if chunks > 1 and share <= _LARGEST_SHARE and relation.row_filter is None and not conditions:
+        sample = f"{name} TABLESAMPLE SYSTEM ({100 * share:.4f}) REPEATABLE (1)"
+        with source_errors(f"cutting {table.full_name} into chunks"), connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {texts} FROM (SELECT {listed}, row_number() OVER (ORDER BY {listed}) AS place,"
+                f" count(*) OVER () AS rows FROM {sample}) AS sample"
+                f" WHERE place * {chunks} / rows > (place - 1) * {chunks} / rows AND place < rows"
+                " ORDER BY place"
+            )
+            # Keys are repeated if no index makes them unique.
+            yield from dict.fromkeys(map(tuple, cursor.fetchall()))
+        return
     bound: Bound | None = None
     while True:
         condition = where(by, into.types, bound, None, conditions)
@@ -153,7 +176,19 @@ def _row(values: Sequence[str], types: Sequence[str]) -> str:
     return f"({', '.join(cast)})"
 
 
-def _pages(connection: Connection, name: TableName, rows: int) -> Iterator[Bound]:
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """The size of a table: its pages, and the rows in each by the server's statistics (0: it has none)."""
+
+    pages: int
+    rows_per_page: float
+
+    def chunks(self, rows: int) -> int:
+        """Return how many chunks of about ``rows`` rows the table has; 0 if that is not known."""
+        return round(self.pages * self.rows_per_page / rows)
+
+
+def _size(connection: Connection, name: TableName) -> _Size:
     with source_errors(f"reading the size of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_relation_size(c.oid) / current_setting('block_size')::int, c.reltuples, c.relpages"
@@ -162,10 +197,13 @@ def _pages(connection: Connection, name: TableName, rows: int) -> Iterator[Bound
             name,
         )
         pages, counted, of_pages = cursor.fetchone()
-    per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE
-    step = max(1, int(rows / per_page))
+    return _Size(pages, counted / of_pages if counted > 0 and of_pages > 0 else 0)
+
+
+def _pages(size: _Size, rows: int) -> Iterator[Bound]:
+    step = max(1, int(rows / (size.rows_per_page or _ROWS_PER_PAGE)))
     # The tuples in a page are numbered from 1, so no row has the ctid of a bound.
-    for page in range(step, pages, step):
+    for page in range(step, size.pages, step):
         yield (f"({page},0)",)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 
 import pytest
 
@@ -13,6 +14,7 @@ from omnisupport_ingest.landing.snapshot_plans import SnapshotPlans
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable, TableMissedChanges
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
+from omnisupport_ingest.sources.postgres.snapshot import key_ranges
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
@@ -79,6 +81,36 @@ def test_rows_are_read_once_each_whatever_the_type_of_the_key(
     read = [event.key for event in source.events("r")]
     assert len(chunks(source, "things")) == 34
     assert len(read) == len(set(read)) == 333
+
+
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        pytest.param("uuid", "md5(n::text)::uuid", id="keys anywhere"),
+        pytest.param("bigint", "n::bigint * n", id="keys in their order"),
+        pytest.param("text", "'ü' || n / 4", id="keys that begin alike"),
+    ],
+)
+def test_a_large_table_is_cut_evenly_by_a_sample_of_its_pages(
+    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, key: str, rows: str
+) -> None:
+    source.sql(
+        f"CREATE TABLE things (id {key}, part int, v text, PRIMARY KEY (id, part))"
+        " WITH (autovacuum_enabled = false)",
+        f"INSERT INTO things SELECT {rows}, n, repeat('x', 300) FROM generate_series(1, 10000) n",
+        "ANALYZE things",
+        # What came since is not in the statistics.
+        f"INSERT INTO things SELECT {rows}, n, repeat('x', 300) FROM generate_series(10001, 20000) n",
+    )
+    source.tables.append(contract("things", ("id", "part", "v"), key=("id", "part")))
+    source.overrides |= {"snapshot_chunk_rows": 2000, "snapshot_threads": 2}
+    monkeypatch.setattr(key_ranges, "_SAMPLED_PAGES", 8)
+    source.catch_up()
+    events = source.events("r")
+    assert len(events) == len({event.key for event in events}) == 20_000
+    sizes = Counter(event.chunk_id for event in events)
+    assert len(sizes) == 10
+    assert all(1300 < size < 2700 and size != 2000 for size in sizes.values()), sizes
 
 
 @pytest.mark.parametrize(
