@@ -89,7 +89,7 @@ static inline const uint8_t *put_plain(Column *column, const uint8_t *from, cons
         int plain = plain_of_sixteen(from, to);
         from += plain;
         to += plain;
-        if (plain < 16) goto end;
+        if (plain < 16) goto done;
     }
 #endif
     while (end - from >= 8) {
@@ -102,7 +102,7 @@ static inline const uint8_t *put_plain(Column *column, const uint8_t *from, cons
     }
     while (from < end && !is_special(*from)) *to++ = *from++;
 #ifdef __SSE2__
-end:
+done:
 #endif
     column->size = (size_t)(to - column->data);
     return from;

@@ -41,7 +41,7 @@ class WriterThreads:
             ThreadPoolExecutor(1, thread_name_prefix=f"landing-{number}") for number in range(1, wanted + 1)
         ]
         # A thread with several kinds of work does it in the order of submission: it never waits for itself.
-        self._maker, self._converter, self._writer = pools[0], pools[len(pools) // 2], pools[-1]
+        self._maker, self._converter, self._writer = pools[0], pools[(wanted - 1) // 2], pools[-1]
         self._queued: deque[Future[None]] = deque()
 
     def write(

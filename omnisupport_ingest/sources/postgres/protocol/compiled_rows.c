@@ -245,7 +245,8 @@ static void close_messages(Messages *messages) {
 static int open_messages(Messages *messages, PyObject *pieces) {
     static const size_t sizes[3] = {1, 8, 8};
     Py_ssize_t count = PySequence_Size(pieces);
-    if (count < 0 || count > INT32_MAX / 3) return -1;
+    if (count < 0) return -1;
+    if (count > INT32_MAX / 3) return PyErr_NoMemory(), -1;
     if ((messages->of = calloc(3 * (size_t)count + 1, sizeof(Argument))) == NULL) return PyErr_NoMemory(), -1;
     messages->pieces = count;
     for (Py_ssize_t i = 0; i < count; i++) {

@@ -108,7 +108,7 @@ def copied_rows(
 ) -> CopiedRows:
     """Convert ``lines`` of columns ``names``.
 
-    ``key``: indexes of the key columns. ``texts``: of those whose values are asked for besides.
+    ``key``: indexes of the key columns. ``texts``: of those that ``CopiedRows.texts`` may be asked for.
 
     Converts all lines in one compiled pass; one by one only if they do not look like output of COPY.
     """

@@ -58,7 +58,6 @@ _MOST_BYTES = 1 << 32
 
 
 _LINE_END = ord("\n")
-
 Buffer = npt.NDArray[np.uint8]
 
 
@@ -150,7 +149,8 @@ class _Answer:
         self.done = False
         self.error: psycopg2.Error | None = None
         self._block_bytes, self._max_row_bytes = block_bytes, max_row_bytes
-        self._data = np.empty(block_bytes + block_bytes // 16 + _ROOM, np.uint8)
+        self._usual_bytes = block_bytes + block_bytes // 16 + _ROOM  # of a buffer, unless a row is longer
+        self._data = np.empty(self._usual_bytes, np.uint8)
         self._filled = self._seen = 0  # bytes received; of these, bytes of whole frames that were found
         self._starts = self._ends = np.empty(0, np.int64)  # of the rows among them
 
@@ -222,19 +222,20 @@ class _Answer:
             self._seen = following
 
     def _make_room(self) -> None:
-        """Take a new buffer, with what was not returned at its front. It is larger if that fills most of this
-        one. The blocks that were returned keep this one."""
+        """Take a new buffer, with what was not returned at its front. It is larger than usual if that needs
+        most of it. The blocks that were returned keep this one."""
         data, begun = self._data, self._seen
         first = int(self._starts[0]) - FRAME_HEADER if len(self._starts) else begun
         left = self._filled - first
-        wanted = len(data) * 2 if left > len(data) * 7 // 8 else len(data)
+        wanted = self._usual_bytes
+        while left > wanted * 7 // 8:
+            wanted *= 2
         if self._filled - begun >= FRAME_HEADER:
             end = _frame_end(data, begun)
             size = end - begun - FRAME_HEADER
             if data[begun] == COPY_DATA and self._max_row_bytes is not None and size > self._max_row_bytes:
                 raise RowTooLarge(size, self._max_row_bytes)
-            if end - first > len(data):
-                wanted = end - first + _ROOM
+            wanted = max(wanted, end - first + _ROOM)
         self._data = np.empty(wanted, np.uint8)
         self._data[:left] = data[first : self._filled]
         self._filled, self._seen = left, begun - first

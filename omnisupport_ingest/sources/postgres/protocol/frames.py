@@ -51,6 +51,9 @@ in progress, the oid follows the transaction's id."""
 _OVERSIZED = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
 """First byte of a row change → that of its replacement if the row is too long; no server sends it."""
 
+_KEPT_BYTES = 128 * 1024
+"""Fewer bytes of rows are copied: a buffer is not kept for so little."""
+
 _MIN_ROWS = 4
 """Smallest number of row changes that are returned together; a smaller number costs less one by one."""
 
@@ -174,9 +177,8 @@ class Frames:
         end = self._other_frames[-1] if self._other_frames else self._count
         if end - first < _MIN_ROWS:
             return None
-        bounds = self._bounds[first : end + 1]
-        self._next, self._at = end, int(bounds[-1])
-        return Rows(self._data, bounds[:-1] + FRAME_HEADER, bounds[1:])
+        data, bounds = self._taken(first, end)
+        return Rows(data, bounds[:-1] + FRAME_HEADER, bounds[1:])
 
     def transactions(self) -> Transactions | None:
         """Return the next transactions, and remove them, if they are whole and contain only row changes.
@@ -200,11 +202,9 @@ class Frames:
         if len(begins) != len(commits) or (begins[1:] != commits[:-1] + 1).any():
             return None
         end = first + len(kinds)
-        bounds = self._bounds[first : end + 1]
-        self._next, self._at = end, int(bounds[-1])
+        data, bounds = self._taken(first, end)
         while self._other_frames and self._other_frames[-1] < end:
             self._other_frames.pop()
-        data = self._data
         is_row = (kinds != _BEGIN) & (kinds != _COMMIT)
         rows = Rows(data, bounds[:-1][is_row] + FRAME_HEADER, bounds[1:][is_row])
         payloads = bounds[:-1] + FRAME_HEADER + WAL_DATA_HEADER
@@ -256,9 +256,18 @@ class Frames:
             raise RowTooLarge(length, self.max_row_bytes or 0)
         return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 : HEAD_BYTES] + _SIZE.pack(length)
 
+    def _taken(self, first: int, end: int) -> tuple[bytes | memoryview, Positions]:
+        """Remove the frames from number ``first`` up to ``end``; return bytes, and where in them each frame
+        begins, and the last one ends."""
+        bounds = self._bounds[first : end + 1]
+        start, self._next, self._at = int(bounds[0]), end, int(bounds[-1])
+        if self._at - start >= _KEPT_BYTES:
+            return self._data, bounds
+        return bytes(self._data[start : self._at]) + PADDING, bounds - start
+
     def _make_room(self, size: int) -> None:
-        """Take a new buffer, with what was not returned at its front, unless ``size`` bytes from there on fit
-        into this one."""
+        """Take a new buffer, unless ``size`` bytes, counted from the first that was not returned, fit into
+        this one. What was not returned moves to the front of the new one."""
         if self._at + size + len(PADDING) <= len(self._data):
             return
         unread = self._data[self._at : self._filled]

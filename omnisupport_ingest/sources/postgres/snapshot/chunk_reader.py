@@ -40,7 +40,7 @@ from omnisupport_ingest.sources.postgres.catalog.relations import (
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines
 from omnisupport_ingest.sources.postgres.protocol.copy_socket import Lines
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
-from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, TableUnreadable
+from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge, TableUnreadable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
 from omnisupport_ingest.sources.postgres.session.safe_watermark import (
     Mark,
@@ -127,6 +127,12 @@ class SnapshotChunk:
         key = [self.columns.index(name) for name in self.table.key]
         copied = copied_rows(lines, self.columns, key)
         count = len(copied.keys)
+        if count != lines.rows:
+            raise ProtocolViolation(
+                f"{lines.rows} messages of a COPY of {self.table.full_name} held {count} rows.",
+                fix="PostgreSQL sends one row in each. See what stands between this machine and the server "
+                "(a proxy, a pooler).",
+            )
         of_each = {
             "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + count)),
             "key": copied.keys,

@@ -1,9 +1,9 @@
 """Cuts a table into key ranges with about equally many rows, and checks requested key ranges.
 
-The bounds of a large table are the keys of a sample of its pages, at even distances in their order. Those of
-any other table are read in the order of an index; each is one chunk of index entries above the bound before.
-So the ranges are even for any distribution of keys. A table whose key has no index is cut by ``ctid``,
-because otherwise each key range would read the whole table.
+The bounds of a large table are keys of a sample of its pages, at even distances in their order. Bounds are
+read from an index if the table is small, partitioned, read in part, or has no statistics: each is one chunk
+of index entries above the bound before. So the ranges are even for any distribution of keys. A table whose
+key has no index is cut by ``ctid``, because otherwise each key range would read the whole table.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ _ROWS_PER_PAGE = 60
 _SAMPLED_PAGES = 400
 """Pages that are sampled for each chunk: chunks then differ by a few percent. To read 2,000,000 entries of an
 index takes 0.3 s, the sample 0.02."""
+
+_MOST_PAGES = 40_000
+"""Pages of a sample: the server sorts their keys in one statement. Of more chunks, each has fewer."""
+
+_FEWEST_CHUNKS = 2
 
 _LARGEST_SHARE = 0.1
 """If a larger share of the pages would be sampled, the index is read instead."""
@@ -100,18 +105,20 @@ def cut(
         return
     listed = ", ".join(identifier(name) for name in by)
     # With aliases, because ORDER BY would otherwise order by the texts.
-    texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
+    bounds = [f"bound_{number}" for number in range(len(by))]
+    texts = ", ".join(f"{identifier(name)}::text AS {each}" for name, each in zip(by, bounds, strict=True))
     name = source_of_rows(table.table_name, relation)
-    chunks = size.chunks(rows)
-    share = _SAMPLED_PAGES * chunks / size.pages if size.pages else 1
-    if chunks > 1 and share <= _LARGEST_SHARE and relation.row_filter is None and not conditions:
-        sample = f"{name} TABLESAMPLE SYSTEM ({100 * share:.4f}) REPEATABLE (1)"
+    share = size.share_to_sample(rows)
+    if share is not None and relation.row_filter is None and not conditions:
+        sample = f"{name} TABLESAMPLE SYSTEM ({100 * share:.6f}) REPEATABLE (1)"
         with source_errors(f"cutting {table.full_name} into chunks"), connection.cursor() as cursor:
+            # The sample tells how many rows there are now, so how many chunks.
             cursor.execute(
-                f"SELECT {texts} FROM (SELECT {listed}, row_number() OVER (ORDER BY {listed}) AS place,"
-                f" count(*) OVER () AS rows FROM {sample}) AS sample"
-                f" WHERE place * {chunks} / rows > (place - 1) * {chunks} / rows AND place < rows"
-                " ORDER BY place"
+                f"SELECT {', '.join(bounds)} FROM (SELECT {texts},"
+                f" row_number() OVER (ORDER BY {listed}) AS n, count(*) OVER () AS total"
+                f" FROM {sample}) AS sample,"
+                f" LATERAL (SELECT greatest(1, round(total / {share * rows:.3f}))::bigint AS chunks) AS cut"
+                " WHERE n * chunks / total > (n - 1) * chunks / total AND n < total ORDER BY n"
             )
             # Keys are repeated if no index makes them unique.
             yield from dict.fromkeys(map(tuple, cursor.fetchall()))
@@ -183,9 +190,13 @@ class _Size:
     pages: int
     rows_per_page: float
 
-    def chunks(self, rows: int) -> int:
-        """Return how many chunks of about ``rows`` rows the table has; 0 if that is not known."""
-        return round(self.pages * self.rows_per_page / rows)
+    def share_to_sample(self, rows: int) -> float | None:
+        """Return the share of the pages to sample for chunks of about ``rows`` rows; None: read an index."""
+        chunks = round(self.pages * self.rows_per_page / rows)
+        if chunks < _FEWEST_CHUNKS:
+            return None
+        share = min(_SAMPLED_PAGES * chunks, _MOST_PAGES) / self.pages
+        return share if share <= _LARGEST_SHARE else None
 
 
 def _size(connection: Connection, name: TableName) -> _Size:

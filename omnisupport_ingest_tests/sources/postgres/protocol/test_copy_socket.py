@@ -99,6 +99,16 @@ def test_blocks_stay_as_they_are_while_later_ones_are_received(connection: Conne
     assert kept[-1].last() + b"\n" == now[-1][-len(kept[-1].last()) - 1 :] and b"\n" not in kept[-1].last()
 
 
+def test_one_long_row_makes_no_later_block_large(connection: Connection) -> None:
+    rows = "unnest(ARRAY[5000000] || array_fill(900, ARRAY[3000])) n"
+    kept: list[Lines] = []
+    copy_from_socket(
+        connection, f"COPY (SELECT repeat('y', n) FROM {rows}) TO STDOUT", 100_000, None, kept.append
+    )
+    sizes = {id(lines.data): len(lines.data) for lines in kept}.values()
+    assert len(kept) > 25 and max(sizes) > 5_000_000 and sum(size > 1_000_000 for size in sizes) < 3
+
+
 @BOTH_WAYS
 def test_nothing_is_read_from_an_empty_table(connection: Connection, copy: Copy) -> None:
     copy(connection, "COPY (SELECT 1 WHERE false) TO STDOUT", 1000, None, pytest.fail)

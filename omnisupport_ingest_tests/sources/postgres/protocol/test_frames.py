@@ -51,9 +51,11 @@ def read(frames: Frames) -> list[bytes]:
 
 @contextmanager
 def buffers_of(room: int) -> Iterator[None]:
-    """Have buffers of ``room`` bytes, of which half is received at a time, and few rows taken together."""
+    """Have buffers of ``room`` bytes, of which half is received at a time, and few rows taken together, where
+    they lie from 60 bytes on."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(frames_module, "_MIN_ROWS", 2)
+        patched.setattr(frames_module, "_KEPT_BYTES", 60)
         patched.setattr(frames_module, "_ROOM_BYTES", room)
         patched.setattr(frames_module, "BUFFER_BYTES", room // 2)
         yield
@@ -93,6 +95,22 @@ def test_messages_are_what_was_sent_wherever_they_are_cut(
 ) -> None:
     with buffers_of(room):
         assert received(b"".join(map(framed, messages)), cuts) == messages
+
+
+def test_a_buffer_is_not_kept_for_a_few_rows() -> None:
+    frames, messages = Frames(), [wal_data(b"I\0\0\x40\x01N" + bytes(500))] * 300
+    for count in (5, 300):
+        content = b"".join(map(framed, messages[:count]))
+        space = frames.free_space()
+        space[: len(content)] = content
+        space.release()
+        frames.received(len(content))
+        rows = frames.rows()
+        assert rows is not None and len(rows.starts) == count
+        assert (len(rows.data) > 1_000_000) == (count == 300)
+        assert [bytes(rows.data[a:b]) for a, b in zip(rows.starts, rows.ends, strict=True)] == messages[
+            :count
+        ]
 
 
 def test_rows_stay_as_they_are_while_later_ones_are_received() -> None:

@@ -95,14 +95,14 @@ def test_a_large_table_is_cut_evenly_by_a_sample_of_its_pages(
     source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, key: str, rows: str
 ) -> None:
     source.sql(
-        f"CREATE TABLE things (id {key}, part int, v text, PRIMARY KEY (id, part))"
+        f"CREATE TABLE things (n {key}, total int, v text, PRIMARY KEY (n, total))"
         " WITH (autovacuum_enabled = false)",
         f"INSERT INTO things SELECT {rows}, n, repeat('x', 300) FROM generate_series(1, 10000) n",
         "ANALYZE things",
         # What came since is not in the statistics.
         f"INSERT INTO things SELECT {rows}, n, repeat('x', 300) FROM generate_series(10001, 20000) n",
     )
-    source.tables.append(contract("things", ("id", "part", "v"), key=("id", "part")))
+    source.tables.append(contract("things", ("n", "total", "v"), key=("n", "total")))
     source.overrides |= {"snapshot_chunk_rows": 2000, "snapshot_threads": 2}
     monkeypatch.setattr(key_ranges, "_SAMPLED_PAGES", 8)
     source.catch_up()
@@ -111,6 +111,23 @@ def test_a_large_table_is_cut_evenly_by_a_sample_of_its_pages(
     sizes = Counter(event.chunk_id for event in events)
     assert len(sizes) == 10
     assert all(1300 < size < 2700 and size != 2000 for size in sizes.values()), sizes
+
+
+def test_chunks_are_as_large_as_wanted_however_old_the_statistics_are(
+    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.sql(
+        "CREATE TABLE things (id int PRIMARY KEY, v text) WITH (autovacuum_enabled = false)",
+        "INSERT INTO things SELECT n, repeat('x', 300) FROM generate_series(1, 20000) n",
+        "ANALYZE things",
+        "DELETE FROM things WHERE id % 4 > 0",
+    )
+    source.tables.append(contract("things", ("id", "v"), key=("id",)))
+    source.overrides |= {"snapshot_chunk_rows": 2000, "snapshot_threads": 2}
+    monkeypatch.setattr(key_ranges, "_SAMPLED_PAGES", 8)
+    source.catch_up()
+    sizes = Counter(event.chunk_id for event in source.events("r"))
+    assert len(sizes) in (2, 3) and sum(sizes.values()) == 5000 and 2000 not in sizes.values()
 
 
 @pytest.mark.parametrize(
