@@ -36,9 +36,9 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, Socket
 
 
 def taken(ours: SocketTransport) -> list[bytes]:
-    """Take all that has come, as the stream does."""
+    """Take all that has come, as the stream does. Something comes; its thread may have to wait for a core."""
     frames, found = Frames(), []
-    while ours.wait(0.05) and ours.receive(frames):
+    while ours.wait(0.05 if found else 10) and ours.receive(frames):
         while (frame := frames.pop()) is not None:
             if frame[0] == ord("d"):
                 found.append(frame[1])
