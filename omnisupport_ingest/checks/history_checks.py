@@ -35,11 +35,10 @@ from omnisupport_ingest.layers.dimension.net_changes import units_above
 from omnisupport_ingest.layers.dimension.shown_net_changes import newer_windows
 from omnisupport_ingest.layers.dimension.table_news import concerns
 from omnisupport_ingest.layers.events.event_files import EventFiles
-from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.events.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.histories.history import news_of, versions_of
 from omnisupport_ingest.layers.versions import of_contract
-from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace, order_of
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.wording import agreeing, counted
 

@@ -96,7 +96,7 @@ class FileIndex:
         indexed = None if unknown_features(handle) else version_of(handle, table)
         if indexed is None:
             return None
-        files = list(listed_by(handle, table.folder, indexed.partition_by))
+        files = list(listed_by(handle, table, indexed.partition_by))
         return self._query(lambda db: _learn(db, table, indexed, files))
 
     def windows(self, name: str, indexed: IndexedVersion) -> list[str]:
@@ -219,6 +219,8 @@ _process = os.getpid()
 def _newest(db: sqlite3.Connection, table: TableLog) -> IndexedVersion | None:
     while (held := known(db, table.name)) is not None:
         number, indexed = held
+        if indexed.ordered_by != table.ordered_by:
+            return None
         if digest_of(table.entry(indexed.version)) != indexed.entry:
             return None
         news = list(entries(table, indexed.version))

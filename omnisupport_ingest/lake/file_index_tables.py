@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from omnisupport_ingest.foreign import Unreadable, parse_json
@@ -25,12 +26,14 @@ from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, location_id, require_checksum
 from omnisupport_ingest.storage import at_hand, storage_of
 
-FORMAT = 2
+FORMAT = 3
 
 _VERSIONS_KEPT = 64
 """How many versions back the index knows. An older snapshot asks delta-rs instead."""
 
 _NOTES_KEPT = 1024
+_MEMBERS = 7
+"""What is listed of a file, besides its window and path."""
 
 TABLES = """
 CREATE TABLE listed (number INTEGER PRIMARY KEY, path TEXT UNIQUE, note TEXT, crc INTEGER);
@@ -44,6 +47,10 @@ AT = "WHERE listed = ? AND since <= ? AND (until IS NULL OR until > ?)"
 """Selects the files that one version holds."""
 
 
+Bounds = tuple[int | str | None, int | str | None]
+NO_BOUNDS: Bounds = (None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class IndexedVersion:
     """One version of a table that the index knows.
@@ -51,7 +58,8 @@ class IndexedVersion:
     ``era``: names this build of the table's list; each rebuild has another. ``floor``: the oldest version
     that the list knows. ``entry``: digest of the version's log entry. ``schema``: Delta's text of it.
     ``configuration``: the table's properties. ``app_version``: the last transaction number of its writers
-    (Delta protocol, ``txn``). ``has_vectors``: whether files may have deletion vectors.
+    (Delta protocol, ``txn``). ``has_vectors``: whether files may have deletion vectors. ``ordered_by``: the
+    column whose bounds are listed for each file.
     """
 
     era: str
@@ -64,15 +72,20 @@ class IndexedVersion:
     configuration: Mapping[str, str]
     app_version: int
     has_vectors: bool = False
+    ordered_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableLog:
-    """The log of the table ``name`` of the lake, in ``folder``; all its writers share ``app_id``."""
+    """The log of the table ``name`` of the lake, in ``folder``; all its writers share ``app_id``.
+
+    ``ordered_by``: the column by which the table's files are ordered; None if they are not.
+    """
 
     name: str
     folder: Path
     app_id: str
+    ordered_by: str | None = None
 
     def entry(self, version: int) -> Path:
         """Return the file of the commit that made ``version``."""
@@ -83,7 +96,8 @@ class TableLog:
 class ListedFile:
     """A file of a table. ``path``: relative to the table. ``rows``: None where a foreign writer does not say.
     ``partition``: the values of the partition columns, in their order. ``rows`` counts dead rows too.
-    ``vector``, ``stats`` (JSON text): of a table that may have deletion vectors."""
+    ``vector``, ``stats`` (JSON text): of a table that may have deletion vectors. ``bounds``: the lowest and
+    the highest value of the column by which the files are ordered, None where the statistics lack them."""
 
     path: str
     window: str
@@ -92,6 +106,7 @@ class ListedFile:
     bytes: int
     vector: DeletionVector | None = None
     stats: str | None = None
+    bounds: Bounds = NO_BOUNDS
 
 
 _FEATURES = {"appendOnly", "invariants", "timestampNtz", "variantType", FEATURE}
@@ -127,21 +142,35 @@ def version_of(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:
         configuration=dict(metadata.configuration),
         app_version=handle.transaction_version(table.app_id) or 0,
         has_vectors=has_vectors(handle),
+        ordered_by=table.ordered_by,
     )
 
 
-def listed_by(handle: DeltaTable, folder: Path, partition_by: Sequence[str]) -> Iterator[ListedFile]:
-    """Yield the files of the version of the table in ``folder`` that ``handle`` has open."""
-    in_log = files_in_log(folder, handle.version()).held if has_vectors(handle) else {}
+def listed_by(handle: DeltaTable, table: TableLog, partition_by: Sequence[str]) -> Iterator[ListedFile]:
+    """Yield the files of the version of ``table`` that ``handle`` has open."""
+    in_log = files_in_log(table.folder, handle.version()).held if has_vectors(handle) else {}
     found = pa.table(handle.get_add_actions(flatten=False))
     wanted = [
         name for name in ("path", "size_bytes", "num_records", "partition") if name in found.column_names
     ]
-    for each in found.select(wanted).to_pylist():
+    bounds = zip(*(_values_in(found, name, table.ordered_by) for name in ("min", "max")), strict=True)
+    for each, of_file in zip(found.select(wanted).to_pylist(), bounds, strict=True):
         values = each.get("partition") or {}
         file = _listed(each["path"], values, each.get("num_records"), each["size_bytes"], partition_by)
         more = in_log.get(file.path)
+        file = replace(file, bounds=of_file)
         yield file if more is None else replace(file, vector=more.vector, stats=more.stats)
+
+
+def _values_in(found: pa.Table, bound: str, column: str | None) -> list[Any]:
+    """Return for each file of ``found`` the value of ``column`` in its statistics ``bound``; None without
+    one."""
+    stats = found[bound].combine_chunks() if bound in found.column_names else None
+    # Statistics of other columns are not turned into Python objects: a table may have thousands of files.
+    if stats is None or not pa.types.is_struct(stats.type) or stats.type.get_field_index(column or "") < 0:
+        return [None] * found.num_rows
+    values: list[Any] = pc.struct_field(stats, column).to_pylist()
+    return values
 
 
 def digest_of(entry: Path) -> str | None:
@@ -246,7 +275,7 @@ def _remove(
             return
         raise _Foreign
     since, facts = row
-    if _vector_in(json.loads(facts)) != file.vector:
+    if _vector_of(_members(facts)[3]) != file.vector:
         # The entry removes a file that the table does not hold. Readers ignore that; the index cannot.
         raise _Foreign
     # No failpoint: the failpoint lake.listed is around this transaction.
@@ -266,9 +295,11 @@ def _remove(
 def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[ListedFile]) -> None:
     rows = []
     for file in files:
-        members: list[object] = [file.bytes, file.rows, file.partition]
-        if file.vector is not None or file.stats is not None:
-            members += [None if file.vector is None else astuple(file.vector), file.stats]
+        vector = None if file.vector is None else astuple(file.vector)
+        members = [file.bytes, file.rows, file.partition, vector, file.stats, *file.bounds]
+        # Most tables have neither vectors nor bounds.
+        while members[-1] is None:
+            members.pop()
         facts = json.dumps(members, separators=(",", ":"))
         crc = checksum(file.window, file.path, version, None, facts)
         rows.append((number, file.window, file.path, version, None, facts, crc))
@@ -278,21 +309,28 @@ def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[Liste
 
 def file_of(window: str, path: str, since: int, until: int | None, facts: str, crc: int) -> ListedFile:
     require_checksum(crc, window, path, since, until, facts)
-    members = json.loads(facts)
-    size, rows, partition = members[:3]
-    stats = members[4] if len(members) > 3 else None
-    return ListedFile(path, window, tuple(partition), rows, size, _vector_in(members), stats)
+    size, rows, partition, vector, stats, low, high = _members(facts)
+    return ListedFile(path, window, tuple(partition), rows, size, _vector_of(vector), stats, (low, high))
 
 
-def _vector_in(members: Sequence[Any]) -> DeletionVector | None:
-    return DeletionVector(*members[3]) if len(members) > 3 and members[3] is not None else None
+def _members(facts: str) -> list[Any]:
+    members: list[Any] = json.loads(facts)
+    return members + [None] * (_MEMBERS - len(members))
+
+
+def _vector_of(members: Sequence[Any] | None) -> DeletionVector | None:
+    return None if members is None else DeletionVector(*members)
 
 
 def _of_action(fields: Mapping[str, Any], indexed: IndexedVersion) -> ListedFile:
     stats = fields.get("stats")
-    rows = json.loads(stats).get("numRecords") if stats else None
+    told = json.loads(stats) if stats else {}
+    rows = told.get("numRecords")
     values = fields["partitionValues"] if indexed.partition_by else {}
     file = _listed(fields["path"], values, rows, fields.get("size") or 0, indexed.partition_by)
+    if indexed.ordered_by is not None:
+        low, high = (told.get(name, {}).get(indexed.ordered_by) for name in ("minValues", "maxValues"))
+        file = replace(file, bounds=(low, high))
     vector = vector_of(fields)
     if not indexed.has_vectors:
         if vector is not None:

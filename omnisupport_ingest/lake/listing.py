@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.file_index import FileIndex, VersionNotIndexed, index_of
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, ListedFile, listed_by
+from omnisupport_ingest.lake.file_index_tables import Bounds, IndexedVersion, ListedFile, TableLog, listed_by
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.storage import at_hand
@@ -35,7 +35,7 @@ class VersionInIndex:
 
 
 class Listing:
-    """The files of one version of the table in ``folder``.
+    """The files of one version of ``table``.
 
     ``indexed``: the version in the index; None if delta-rs has to read the files. ``handle``: opens the
     version by delta-rs.
@@ -43,12 +43,12 @@ class Listing:
 
     def __init__(
         self,
-        folder: Path,
+        table: TableLog,
         partition_by: tuple[str, ...],
         handle: Callable[[], DeltaTable],
         indexed: VersionInIndex | None = None,
     ) -> None:
-        self._folder, self._root, self._partition_by = folder, str(folder), partition_by
+        self._table, self._root, self._partition_by = table, str(table.folder), partition_by
         self._handle, self._indexed = handle, indexed
         self._last: tuple[str, list[ListedFile]] | None = None
 
@@ -88,6 +88,10 @@ class Listing:
         """
         return {file.path: file.stats for file in self._listed(window)}
 
+    def bounds(self, window: str) -> dict[str, Bounds]:
+        """Return the bounds of the files of ``window`` by path, of a table whose files are ordered."""
+        return {file.path: file.bounds for file in self._listed(window)}
+
     def all_files(self) -> tuple[LakeFile, ...]:
         """The files of every window, sorted by window, then path."""
         found = self._from_either(
@@ -118,7 +122,7 @@ class Listing:
     @cached_property
     def _by_window(self) -> dict[str, list[ListedFile]]:
         found: dict[str, list[ListedFile]] = {}
-        for file in sorted(listed_by(self._handle(), self._folder, self._partition_by), key=_path):
+        for file in sorted(listed_by(self._handle(), self._table, self._partition_by), key=_path):
             found.setdefault(file.window, []).append(file)
         return found
 

@@ -32,7 +32,12 @@ from omnisupport_ingest.lake.commit import (
 )
 from omnisupport_ingest.lake.delta import entry_file, open_delta, translated_store_errors, upload_added
 from omnisupport_ingest.lake.file_index import index_of
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, digest_of, has_checkpoint_after
+from omnisupport_ingest.lake.file_index_tables import (
+    Bounds,
+    IndexedVersion,
+    digest_of,
+    has_checkpoint_after,
+)
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.listing import Listing, VersionInIndex
 from omnisupport_ingest.lake.log_entry import may_put_entry, put_entry, version_to_commit_on
@@ -142,10 +147,11 @@ class TableSnapshot:
         table = self.table
         index = index_of(table.root.absolute(), table.spec.path)
         found = index.held(table.spec.path)
-        is_noted = found and TableMark(found.table_id, found.version, found.entry) == self.mark
-        # The storage's stamp does not show an entry that was changed in place; its digest does.
-        if found is not None and is_noted and digest_of(self._own) == found.entry:
-            return found
+        if found is not None and found.ordered_by == table.spec.ordered_by:
+            is_noted = TableMark(found.table_id, found.version, found.entry) == self.mark
+            # The storage's stamp does not show an entry that was changed in place; its digest does.
+            if is_noted and digest_of(self._own) == found.entry:
+                return found
         return index.learn(table.log, self.handle)
 
     @cached_property
@@ -154,7 +160,7 @@ class TableSnapshot:
         in_index = (
             None if indexed is None else VersionInIndex(table.root.absolute(), table.spec.path, indexed)
         )
-        return Listing(table.folder, table.spec.partition_by, lambda: self.handle, in_index)
+        return Listing(table.log, table.spec.partition_by, lambda: self.handle, in_index)
 
     def renewed(self) -> TableSnapshot:
         """Return a new snapshot of the same version, on which one can commit; the log is not read again.
@@ -265,6 +271,14 @@ class TableSnapshot:
         Only for a table that ``has_vectors``.
         """
         return self._listing.stats(window)
+
+    def bounds(self, window: str) -> dict[str, Bounds]:
+        """Return, by path, the lowest and the highest value of each file of ``window``.
+
+        They are of the column by which files are ordered (``TableSpec.ordered_by``); None where the
+        statistics of a file lack them.
+        """
+        return self._listing.bounds(window)
 
     def state(self, window: str) -> WindowState | None:
         """Return the state of ``window``; None if it has none that can be read.

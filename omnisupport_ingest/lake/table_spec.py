@@ -21,7 +21,8 @@ class TableSpec:
     ``path``: relative to the lake, like ``support_desk/raw_cdc_staging``. ``schema``: every column, partition
     columns included. ``partition_by``: empty, or begins with ``window``; partition columns are text.
     ``deletion_vectors``: whether commits may mark rows of its files as dead (``WindowChange.marked``).
-    ``personal``: columns of which no value may stand in the log.
+    ``personal``: columns of which no value may stand in the log. ``ordered_by``: the column by which its
+    files are ordered (``key_files``); None if they are not.
     """
 
     path: str
@@ -30,6 +31,7 @@ class TableSpec:
     description: str
     deletion_vectors: bool = False
     personal: frozenset[str] = frozenset()
+    ordered_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.partition_by and self.partition_by[0] != layout.WINDOW:
@@ -58,4 +60,4 @@ class TablePlace:
     @property
     def log(self) -> TableLog:
         """The log of the table, as the index reads it."""
-        return TableLog(self.spec.path, self.folder, self.spec.app_id)
+        return TableLog(self.spec.path, self.folder, self.spec.app_id, self.spec.ordered_by)

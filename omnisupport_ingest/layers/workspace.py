@@ -23,6 +23,7 @@ from omnisupport_ingest.contracts.decision_table import (
 from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force, in_force
 from omnisupport_ingest.contracts.kept import Documents, Stamp, documents_stamp, keep, usable
 from omnisupport_ingest.contracts.load import Contracts, TableContract
+from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
 from omnisupport_ingest.contracts.protection import Secrets, has_policy
@@ -33,6 +34,7 @@ from omnisupport_ingest.contracts.token_map import FILE as TOKENS
 from omnisupport_ingest.contracts.token_map import TokenMap
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.looks import Looks
 from omnisupport_ingest.lake.table import LakeTable
@@ -278,6 +280,7 @@ class Workspace:
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
                 deletion_vectors=contract.deletion_vectors,
                 personal=contract.personal,
+                ordered_by=order_of(contract).column,
             ),
         )
 
@@ -292,6 +295,7 @@ class Workspace:
                 partition_by=(),
                 description=f"Every version of every row of {contract.full_name} (SCD type 2).",
                 personal=contract.personal,
+                ordered_by=order_of(contract).column,
             ),
         )
 
@@ -375,3 +379,14 @@ class Workspace:
 
     def _table(self, spec: TableSpec) -> LakeTable:
         return LakeTable(self.home.lake, spec, self.looks)
+
+
+_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
+
+
+def order_of(contract: TableContract) -> KeyOrder:
+    """Return the order of a table's files: by key if the key is one whole number, else by the key's text."""
+    columns = {column.name: column for column in contract.columns}
+    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
+        return KeyOrder(contract.key[0], whole_numbers=True, personal=contract.personal)
+    return KeyOrder("_cdc_key", whole_numbers=False, personal=contract.personal)

@@ -29,10 +29,9 @@ from omnisupport_ingest.lake.live_rows import live_table
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.table import retrying
-from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.histories.history import LAYER
 from omnisupport_ingest.layers.plan import idempotency_key
-from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace, order_of
 
 _END = "_cdc_valid_to"
 

@@ -50,7 +50,7 @@ def by_window_and_table(root: Path) -> LakeTable:
 
 def unpartitioned(root: Path) -> LakeTable:
     schema = StructType([field for field in SCHEMA if field.name not in ("window", "source_table")])
-    return LakeTable(root, TableSpec("desk/dimension", schema, (), "rows"))
+    return LakeTable(root, TableSpec("desk/dimension", schema, (), "rows", ordered_by="n"))
 
 
 def frame_of(spark: SparkSession, table: LakeTable, rows: Sequence[Row]) -> DataFrame:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from omnisupport_ingest.lake import commit, delta, file_index, file_index_tables
 from omnisupport_ingest.lake import table as lake_table
 from omnisupport_ingest.lake.commit import CommitConflict, WindowChange, commit_actions
 from omnisupport_ingest.lake.file_index import FileIndex
+from omnisupport_ingest.lake.file_index_tables import NO_BOUNDS, Bounds
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.listing import Listing
 from omnisupport_ingest.lake.snapshot import TableSnapshot
@@ -37,7 +39,8 @@ WINDOWS = [W1, W2, "2026-01-31T1100"]
 
 @pytest.fixture
 def table(tmp_path: Path) -> LakeTable:
-    table = by_window(tmp_path)
+    plain = by_window(tmp_path)
+    table = LakeTable(plain.root, replace(plain.spec, ordered_by="n"))
     table.open()
     return table
 
@@ -62,18 +65,22 @@ def put(table: LakeTable, window: str, unit: str, number: int, *, replaces: bool
     return snapshot.commit([change(window, staged, inputs, generation=generation, replaces=replaces)])
 
 
-def by_library(table: LakeTable, version: int) -> dict[str, tuple[LakeFile, ...]]:
+Held = dict[str, tuple[tuple[LakeFile, ...], dict[str, Bounds]]]
+"""By window, the files and their bounds."""
+
+
+def by_library(table: LakeTable, version: int) -> Held:
     """What Delta's library says the table held at ``version``."""
     by = table.spec.partition_by
-    listing = Listing(table.folder, by, lambda: DeltaTable(str(table.folder), version=version))
-    return {window: listing.files(window) for window in listing.windows()}
+    listing = Listing(table.log, by, lambda: DeltaTable(str(table.folder), version=version))
+    return {window: (listing.files(window), listing.bounds(window)) for window in listing.windows()}
 
 
-def by_index(snapshot: TableSnapshot) -> dict[str, tuple[LakeFile, ...]]:
+def by_index(snapshot: TableSnapshot) -> Held:
     listing = snapshot._listing
     assert listing._indexed is not None
-    found = {window: listing.files(window) for window in listing.windows()}
-    assert [file for of_window in found.values() for file in of_window] == list(listing.all_files())
+    found = {window: (listing.files(window), listing.bounds(window)) for window in listing.windows()}
+    assert [file for of_window, _ in found.values() for file in of_window] == list(listing.all_files())
     assert listing.last_window() == max(found, default=None)
     assert listing._indexed is not None
     return found
@@ -93,8 +100,23 @@ def test_snapshots_of_any_age_hold_what_their_version_holds_while_others_commit(
         kept.append(table.open())
         assert by_index(kept[-1]) == by_library(table, kept[-1].version)
     for snapshot in kept:
-        expected = by_library(table, snapshot.version)
+        expected = {window: files for window, (files, _) in by_library(table, snapshot.version).items()}
         assert {window: snapshot._listing.files(window) for window in snapshot.windows()} == expected
+
+
+def test_bounds_are_of_the_column_by_which_the_table_is_ordered_now(table: LakeTable) -> None:
+    for number in (7, 9):
+        put(table, W1, f"u{number}", number)
+    assert {*table.open().bounds(W1).values()} == {(7, 7), (9, 9), NO_BOUNDS}
+    lake_table._opened.clear()
+    ordered_otherwise = LakeTable(table.root, replace(table.spec, ordered_by="window"))
+    assert {*ordered_otherwise.open().bounds(W1).values()} == {NO_BOUNDS}
+    lake_table._opened.clear()
+    assert {*table.open().bounds(W1).values()} == {(7, 7), (9, 9), NO_BOUNDS}
+    note = table.open().note("types")
+    assert note is not None
+    of_note = TableSnapshot.unopened(ordered_otherwise, note)
+    assert of_note is not None and {*of_note.bounds(W1).values()} == {NO_BOUNDS}
 
 
 def test_a_snapshot_that_is_older_than_the_list_tells_of_asks_the_library(
@@ -105,7 +127,7 @@ def test_a_snapshot_that_is_older_than_the_list_tells_of_asks_the_library(
     old = table.open()
     for number in range(6):
         put(table, W1, f"r{number}", number, replaces=True)
-    assert old._listing.files(W1) == by_library(table, old.version)[W1]
+    assert (old._listing.files(W1), old.bounds(W1)) == by_library(table, old.version)[W1]
     with sqlite3.connect(index_file(table)) as db:
         (kept,) = db.execute("SELECT count(*) FROM file").fetchone()
     db.close()
@@ -232,7 +254,9 @@ def test_a_list_that_is_missing_or_damaged_is_made_anew(table: LakeTable, harm: 
         db.close()
     lake_table._opened.clear()
     snapshot, expected = table.open(), by_library(table, 3)
-    assert {window: snapshot._listing.files(window) for window in snapshot.windows()} == expected
+    held = snapshot._listing
+    found = {window: (held.files(window), held.bounds(window)) for window in snapshot.windows()}
+    assert found == expected
     lake_table._opened.clear()
     assert by_index(table.open()) == expected
 

@@ -87,7 +87,9 @@ def test_a_row_whose_key_is_no_number_leaves_its_file_a_lowest_key_that_delta_re
     held = [pa.table({"id": keys}, kind) for keys in ([None, -5], [-1, 3])]
     written = [file for each in held for file in key_files.write_rows(each, order, tmp_path)]
     spark_type = {pa.int16(): ShortType(), pa.int32(): IntegerType(), pa.int64(): LongType()}[of_type]
-    spec = TableSpec("desk/dimension", StructType([StructField("id", spark_type)]), (), "rows")
+    spec = TableSpec(
+        "desk/dimension", StructType([StructField("id", spark_type)]), (), "rows", ordered_by="id"
+    )
     ours = LakeTable(tmp_path, spec)
     table = DeltaTable.create(str(ours.folder), DeltaSchema.from_arrow(kind))
     added = [AddAction(file.name, file.bytes, {}, 0, True, file.stats) for file in written]

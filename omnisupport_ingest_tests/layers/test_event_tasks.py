@@ -36,8 +36,9 @@ from omnisupport_ingest.layers.dimension import fold_tasks, update_tasks
 from omnisupport_ingest.layers.dimension.fold_tasks import Share, fold
 from omnisupport_ingest.layers.events import event_copies, event_tasks
 from omnisupport_ingest.layers.events.event_copies import Copies
-from omnisupport_ingest.layers.events.event_tasks import Judged, LandedFile, judge, order_of, take_in
+from omnisupport_ingest.layers.events.event_tasks import Judged, LandedFile, judge, take_in
 from omnisupport_ingest.layers.events.scenarios import Group
+from omnisupport_ingest.layers.workspace import order_of
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT

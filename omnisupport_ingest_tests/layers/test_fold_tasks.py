@@ -31,7 +31,7 @@ from omnisupport_ingest.layers.dimension.fold_tasks import (
     parts_agree,
     voided,
 )
-from omnisupport_ingest.layers.events.event_tasks import order_of
+from omnisupport_ingest.layers.workspace import order_of
 from omnisupport_ingest_tests.cdc import kernels, lanes
 from omnisupport_ingest_tests.cdc.test_kernel_fold import TABLE, drawn, kernel_states, oracle_states
 from omnisupport_ingest_tests.examples import examples

@@ -29,8 +29,7 @@ from omnisupport_ingest.layers.dimension import dimensions, net_changes
 from omnisupport_ingest.layers.dimension.range_update import FilesToUpdate
 from omnisupport_ingest.layers.dimension.update_tasks import _Rows
 from omnisupport_ingest.layers.events import deduped, raw
-from omnisupport_ingest.layers.events.event_tasks import order_of
-from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace, order_of
 from omnisupport_ingest.runtime.spark import session_conf
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, Story

@@ -39,8 +39,8 @@ from omnisupport_ingest.layers.batch_facts import BatchFacts
 from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
 from omnisupport_ingest.layers.dimension.range_update import REFOLDED
 from omnisupport_ingest.layers.dimension.update_tasks import FilesUpdated
-from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.plan import WindowPlan, Work, idempotency_key
+from omnisupport_ingest.layers.workspace import order_of
 
 FAR_BEHIND = 256
 """With this many newer versions of the table above, a table without news records that it has seen them.

@@ -45,7 +45,6 @@ from omnisupport_ingest.layers.dimension.fold_tasks import (
 from omnisupport_ingest.layers.dimension.replay_changes import ReplayChanges
 from omnisupport_ingest.layers.dimension.tied_keys import holds_ended_lives
 from omnisupport_ingest.layers.events.event_files import EventFiles
-from omnisupport_ingest.layers.events.event_tasks import order_of
 from omnisupport_ingest.layers.events.quarantine_files import WITHHELD, named_by, withheld_of
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
@@ -68,7 +67,7 @@ from omnisupport_ingest.layers.window_update import (
     WindowUpdate,
     update_windows,
 )
-from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.layers.workspace import Workspace, order_of
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "net_changes"

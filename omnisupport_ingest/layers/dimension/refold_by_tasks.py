@@ -31,7 +31,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.lake.wanted_rows import Wanted, wanted_in
-from omnisupport_ingest.layers.events.event_tasks import order_of
+from omnisupport_ingest.layers.workspace import order_of
 
 _KEY = pa.schema([pa.field("_cdc_key", pa.string())])
 

@@ -36,13 +36,10 @@ from omnisupport_ingest.cdc.judging import (
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.protecting import Protections
 from omnisupport_ingest.cdc.subject_values import images_of_erased
-from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
-from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.lake.file_rows import batches_of
 from omnisupport_ingest.lake.file_tasks import Output
-from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.errors import DamagedBatch
@@ -58,8 +55,6 @@ _QUARANTINE = arrow_schema(QUARANTINE_TYPE, without=())
 _NOT_JUDGED_BY = frozenset({"tx_id", "lsn", "chunk_id", "envelope", "batch_id", "landed_at", "file_name"})
 _JUDGED_BY = pa.schema([each for each in _RAW if each.name not in _NOT_JUDGED_BY])
 _WITH_BATCH = _JUDGED_BY.append(_RAW.field("batch_id"))
-
-_WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
 
 @dataclass(frozen=True)
@@ -343,11 +338,3 @@ def _only_value(footer: pq.FileMetaData, name: str) -> str | None:
             return None
         found |= {statistics.min, statistics.max}
     return found.pop() if len(found) == 1 else None
-
-
-def order_of(contract: TableContract) -> KeyOrder:
-    """Return the order of a table's files: by key if the key is one whole number, else by the key's text."""
-    columns = {column.name: column for column in contract.columns}
-    if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
-        return KeyOrder(contract.key[0], whole_numbers=True, personal=contract.personal)
-    return KeyOrder("_cdc_key", whole_numbers=False, personal=contract.personal)
