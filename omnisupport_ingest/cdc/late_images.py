@@ -8,6 +8,7 @@ The result is that of ``event_fold.fold_groups`` on whole events.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -38,8 +39,10 @@ def fold_late(
     table_columns: TableColumns,
     taken: Taken | None = None,
     moves: set[str] | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Fold ``events`` and read the images that are needed.
+    *,
+    most_images: int = sys.maxsize,
+) -> Iterator[list[pa.RecordBatch]]:
+    """Fold ``events`` in parts, by window and key, and read the images that are needed.
 
     Args:
         events: columns of ``typed_fold.EVENT_COLUMNS`` without ``IMAGES``, and ``ROW``.
@@ -47,30 +50,37 @@ def fold_late(
             distinct.
         taken: counter to which the events are added.
         moves: set to which the windows are added in which a key change left a column unsent.
+        most_images: about how many events' images are held at a time: those of a part.
 
     Returns:
-        Folded rows, as ``event_fold.fold_groups`` returns them.
+        The folded rows of each part, as ``event_fold.fold_groups`` returns them. Parts come in the order of
+            their windows, and of their keys if these are whole numbers.
     """
     if not events.num_rows:
         return
     if taken is not None:
         taken.events += events.num_rows
     groups = SortedGroups(events)
-    needed = groups.needed_images()
-    groups.events = _with_images(groups.events, images, needed).append_column(_READ, pa.array(needed))
-    ordinary, rest = fold_sorted(groups, table_columns.names, table_columns.key, table_columns.defaults)
-    if ordinary is not None:
-        yield from ordinary.to_batches()
-    if rest.num_rows:
-        if moves is not None:
-            moved = pc.and_not(pc.is_valid(rest["moved_from_key"]), rest["withheld"])
-            moves.update(rest.filter(moved)["window"].unique().to_pylist())
-        if not pc.all(rest[_READ]).as_py():
-            # An image was not flat, or the group is odd: read every image.
-            rest = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
-        index = rest.schema.get_field_index("after")
-        rest = rest.set_column(index, "after", columnar.texts(rest["after"]))
-        yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), table_columns, taken=taken)
+    for part, needed in groups.parts(groups.needed_images(), most_images):
+        part.events = _with_images(part.events, images, needed).append_column(_READ, pa.array(needed))
+        ordinary, rest = fold_sorted(part, table_columns.names, table_columns.key, table_columns.defaults)
+        folded: list[pa.RecordBatch] = [] if ordinary is None else ordinary.to_batches()
+        if rest.num_rows:
+            if moves is not None:
+                moved = pc.and_not(pc.is_valid(rest["moved_from_key"]), rest["withheld"])
+                moves.update(rest.filter(moved)["window"].unique().to_pylist())
+            folded += fold_groups(_whole(rest, images).to_batches(), table_columns, taken=taken)
+        yield folded
+
+
+def _whole(events: pa.Table, images: Callable[[Numbers], pa.Table]) -> pa.Table:
+    """Return ``events`` with all of their images."""
+    if not pc.all(events[_READ]).as_py():
+        # An image was not flat, or the group is odd: read every image.
+        events = _with_images(events.drop_columns(list(IMAGES)), images, np.ones(events.num_rows, np.bool_))
+    index = events.schema.get_field_index("after")
+    events = events.set_column(index, "after", columnar.texts(events["after"]))
+    return events.drop_columns([ROW, _READ])
 
 
 def _with_images(

@@ -7,6 +7,9 @@ unsent, and its images are proven to be flat. Nearly all groups are. The others 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -59,6 +62,25 @@ class SortedGroups:
         self.first = np.flatnonzero(new_group)
         self.group = np.cumsum(new_group) - 1
         self.at_one_position = np.concatenate([[False], np.logical_and.reduce(same)])
+
+    def parts(self, needed: Mask, most: int) -> Iterator[tuple[SortedGroups, Mask]]:
+        """Yield the groups in parts, in order, each with its part of ``needed``: at most ``most`` of these
+        events, or one group."""
+        counted = np.concatenate([[0], np.cumsum(np.add.reduceat(needed, self.first, dtype=np.int64))])
+        ends, start = np.append(self.first, len(needed)), 0
+        while start < len(self):
+            stop = max(start + 1, int(np.searchsorted(counted, counted[start] + most, side="right")) - 1)
+            low, high = ends[start], ends[stop]
+            part = self if high - low == len(needed) else self._between(low, high)
+            yield part, needed[low:high]
+            start = stop
+
+    def _between(self, low: int, high: int) -> SortedGroups:
+        """Return the groups of the events from ``low`` (inclusive) to ``high`` (exclusive)."""
+        part = copy(self)
+        part.events = self.events.slice(low, high - low)
+        part._divide([each[low:high] for each in self._sorted_by])
+        return part
 
     def drop_complete_key_changes(self, plain: tuple[str, ...]) -> None:
         """Treat key changes that carry every non-key column as ordinary events (``key_changes``); needs their

@@ -120,9 +120,11 @@ def fold(events: pa.Table, table: Table, cut: Cut = Cut()) -> pa.Table:
     return _typed(folded, table)
 
 
-def fold_late(events: pa.Table, table: Table, numbers_read: list[int] | None = None) -> pa.Table:
-    """Return the folded rows, typed, of events whose images are read late. ``numbers_read`` gets the numbers
-    read."""
+def fold_late(
+    events: pa.Table, table: Table, numbers_read: list[int] | None = None, *, most_images: int = 1_000
+) -> pa.Table:
+    """Return the folded rows, typed, of events whose images are read late, ``most_images`` at a time.
+    ``numbers_read`` gets the numbers read."""
 
     def images(numbers: Any) -> pa.Table:
         if numbers_read is not None:
@@ -130,7 +132,8 @@ def fold_late(events: pa.Table, table: Table, numbers_read: list[int] | None = N
         return events.select(IMAGES).take(pa.array(numbers)).combine_chunks()
 
     narrow = events.drop_columns(list(IMAGES)).append_column(ROW, pa.array(range(len(events))))
-    folded = pa.Table.from_batches([*late_images.fold_late(narrow.combine_chunks(), images, table.shape)])
+    parts = late_images.fold_late(narrow.combine_chunks(), images, table.shape, most_images=most_images)
+    folded = pa.Table.from_batches([batch for part in parts for batch in part])
     return _typed(folded.combine_chunks(), table)
 
 

@@ -183,12 +183,14 @@ def test_whole_columns_and_single_groups_fold_to_the_very_same_rows(rng: Random,
 
 
 @settings(max_examples=examples(2 * EXAMPLES))
-@given(randoms, st.integers(1, 3))
-def test_images_that_are_read_late_come_to_the_very_same_rows(rng: Random, windows: int) -> None:
+@given(randoms, st.integers(1, 3), st.sampled_from((1, 2, 5, 1_000)))
+def test_images_that_are_read_late_come_to_the_very_same_rows(
+    rng: Random, windows: int, most_images: int
+) -> None:
     events = drawn(rng, withheld=rng.random() < 0.5)
     table = kernels.events_table(events, TABLE, in_windows(rng, events, windows))
     assume(table.num_rows)
-    late = kernels.fold_late(table, TABLE)
+    late = kernels.fold_late(table, TABLE, most_images=most_images)
     assert kernels.same_rows(late) == kernels.same_rows(kernels.fold(table, TABLE, Cut(few=table.num_rows)))
 
 
@@ -211,6 +213,13 @@ def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> 
     folded = kernels.fold_late(pa.Table.from_pylist(rows, schema=kernels.EVENTS), TABLE, numbers_read)
     assert numbers_read == [2, 4]
     assert sorted(folded["status"].to_pylist()) == ["2", "3"]
+    numbers_read.clear()
+    by_parts = kernels.fold_late(
+        pa.Table.from_pylist(rows, schema=kernels.EVENTS), TABLE, numbers_read, most_images=1
+    )
+    # By key: each part holds the images of one.
+    assert numbers_read == [4, 2]
+    assert kernels.same_rows(by_parts) == kernels.same_rows(folded)
 
 
 @pytest.mark.full

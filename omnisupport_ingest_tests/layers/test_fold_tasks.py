@@ -105,9 +105,9 @@ _KEYS = tuple((*key, "elsewhere") for key in KEYS)
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(randoms, st.integers(1, 3), st.sampled_from((4, 1_000)))
+@given(randoms, st.integers(1, 3), st.sampled_from((4, 1_000)), st.sampled_from((1, 200, 1 << 20)))
 def test_files_of_accepted_and_withheld_events_come_to_what_the_oracle_comes_to(
-    rng: Random, files: int, rows_of_a_block: int
+    rng: Random, files: int, rows_of_a_block: int, bytes_of_images: int
 ) -> None:
     events = drawn(rng)
     events += with_voided(rng, events)
@@ -118,6 +118,7 @@ def test_files_of_accepted_and_withheld_events_come_to_what_the_oracle_comes_to(
         folder = Path(name)
         (folder / "events").mkdir()
         patched.setattr(fold_tasks, "ROWS_OF_A_BLOCK", rows_of_a_block)
+        patched.setattr(fold_tasks, "_BYTES_OF_IMAGES", bytes_of_images)
         of_accepted = [
             written(folder / "events", accepted[number::files], withheld=False) for number in range(files)
         ]

@@ -11,12 +11,13 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
@@ -39,6 +40,9 @@ ROWS_OF_A_BLOCK = 1_000_000
 """Events of a block. The larger a block, the fewer rows are left."""
 
 _BYTES_OF_A_BLOCK = 96 * 1024 * 1024
+_BYTES_OF_IMAGES = 128 * 1024 * 1024
+"""About how many bytes of images a task holds at a time."""
+
 SHARES = (2, 16)
 """Tasks that share the keys of a block: usually, and if the images are too large for so few tasks."""
 
@@ -128,18 +132,25 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
         return None
     stretches, taken, moves = stretches_of(known), Taken(), set[str]()
     table_columns = table_columns_of(contract)
-    folded = fold_late(
-        of_share(known, share), partial(_images_at, [*files, *share.withheld]), table_columns, taken, moves
+    read = [*files, *share.withheld]
+    parts = fold_late(
+        of_share(known, share),
+        partial(_images_at, read),
+        table_columns,
+        taken,
+        moves,
+        most_images=max(1, int(_BYTES_OF_IMAGES / _bytes_of_an_image(read))),
     )
     kind = arrow_schema(folded_type(contract), without=())
     names = ("window", *table_columns.names, *STATE_NAMES)
     try:
-        typed = typed_batches(folded, contract.columns, names)
-        rows = [pa.Table.from_batches([batch]).cast(kind) for batch in typed]
+        # Parts with text keys come in no order of keys.
+        for folded in parts if order.whole_numbers else [list(chain.from_iterable(parts))]:
+            typed = typed_batches(folded, contract.columns, names)
+            if rows := [pa.Table.from_batches([batch]).cast(kind) for batch in typed]:
+                output.add(order.sort(pa.concat_tables(rows)))
     except _TooLarge:
         return None
-    if rows:
-        output.add(order.sort(pa.concat_tables(rows)))
     # A key change that has every column needs nothing from the old key.
     found = {window: (first, last, window in moves) for window, (first, last, _) in stretches.items()}
     return json.dumps([json.dumps(found), taken.events, taken.exactly])
@@ -254,6 +265,18 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
             found.append(pa.Table.from_batches([wanted]))
         first += file.rows
     return pa.concat_tables(found or [_IMAGES.empty_table()]).combine_chunks()
+
+
+def _bytes_of_an_image(files: Sequence[LakeFile]) -> float:
+    """Return about how many bytes the images of one event have in ``files``, at least 1."""
+    size = rows = 0
+    for file in files:
+        footer = pq.read_metadata(file.stored)
+        rows += footer.num_rows
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            columns = map(group.column, range(group.num_columns))
+            size += sum(each.total_uncompressed_size for each in columns if each.path_in_schema in IMAGES)
+    return max(1.0, size / max(1, rows))
 
 
 def of_block(shares: Iterable[str]) -> str:
