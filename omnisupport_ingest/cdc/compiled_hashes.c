@@ -8,11 +8,12 @@
 
 /* ---- MD5 ---- */
 
-typedef struct {
-    uint32_t sums[4];
-} Md5;
+/* Messages that are written before they are summed: many, so that short and long ones fill all lanes, and few enough to
+   stay in the processor's cache. */
+enum { LANES = 8, LARGEST_PADDING = 72, MOST_MESSAGES = 128, MANY_BYTES = 128 * 1024 };
 
-static inline uint32_t rotated(uint32_t number, int by) { return number << by | number >> (32 - by); }
+/* A number of each of some messages, which are summed side by side: a step of MD5 waits for the one before. */
+typedef uint32_t Lanes __attribute__((vector_size(4 * LANES)));
 
 static const uint32_t SINES[64] = {
     0xd76aa478, 0xe8c7b756, 0x242070db, 0xc1bdceee, 0xf57c0faf, 0x4787c62a, 0xa8304613, 0xfd469501,
@@ -25,19 +26,26 @@ static const uint32_t SINES[64] = {
     0x6fa87e4f, 0xfe2ce6e0, 0xa3014314, 0x4e0811a1, 0xf7537e82, 0xbd3af235, 0x2ad7d2bb, 0xeb86d391,
 };
 
-/* Add a block of 64 bytes. Each step is one of RFC 1321, section 3.4. */
-static void md5_block(Md5 *of, const uint8_t *block) {
-    uint32_t words[16], a = of->sums[0], b = of->sums[1], c = of->sums[2], d = of->sums[3];
+static inline uint32_t word_at(const uint8_t *at) {
+    return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+/* Add a block of 64 bytes of each message. Each step is one of RFC 1321, section 3.4. */
+static void add_blocks(Lanes sums[4], const uint8_t *const blocks[LANES]) {
+    Lanes words[16], a = sums[0], b = sums[1], c = sums[2], d = sums[3];
     for (int i = 0; i < 16; i++)
-        words[i] = block[4 * i] | (uint32_t)block[4 * i + 1] << 8 | (uint32_t)block[4 * i + 2] << 16 |
-                   (uint32_t)block[4 * i + 3] << 24;
-#define STEP(mixed, a, b, word, number, by) a = b + rotated(a + (mixed) + words[word] + SINES[number], by)
+        for (int lane = 0; lane < LANES; lane++) words[i][lane] = word_at(blocks[lane] + 4 * i);
+#define STEP(mixed, a, b, word, number, by)                \
+    {                                                      \
+        Lanes sum = a + (mixed) + words[word] + SINES[number]; \
+        a = b + (sum << by | sum >> (32 - by));            \
+    }
 #define ROUND(F, first, more, number, r0, r1, r2, r3)                          \
     for (int i = 0; i < 16; i += 4) {                                          \
-        STEP(F(b, c, d), a, b, (first + more * i) % 16, number + i, r0);       \
-        STEP(F(a, b, c), d, a, (first + more * (i + 1)) % 16, number + i + 1, r1); \
-        STEP(F(d, a, b), c, d, (first + more * (i + 2)) % 16, number + i + 2, r2); \
-        STEP(F(c, d, a), b, c, (first + more * (i + 3)) % 16, number + i + 3, r3); \
+        STEP(F(b, c, d), a, b, (first + more * i) % 16, number + i, r0)        \
+        STEP(F(a, b, c), d, a, (first + more * (i + 1)) % 16, number + i + 1, r1) \
+        STEP(F(d, a, b), c, d, (first + more * (i + 2)) % 16, number + i + 2, r2) \
+        STEP(F(c, d, a), b, c, (first + more * (i + 3)) % 16, number + i + 3, r3) \
     }
 #define IN_F(x, y, z) (z ^ (x & (y ^ z)))
 #define IN_G(x, y, z) (y ^ (z & (x ^ y)))
@@ -47,24 +55,47 @@ static void md5_block(Md5 *of, const uint8_t *block) {
     ROUND(IN_G, 1, 5, 16, 5, 9, 14, 20)
     ROUND(IN_H, 5, 3, 32, 4, 11, 16, 23)
     ROUND(IN_I, 0, 7, 48, 6, 10, 15, 21)
-    of->sums[0] += a;
-    of->sums[1] += b;
-    of->sums[2] += c;
-    of->sums[3] += d;
+    sums[0] += a;
+    sums[1] += b;
+    sums[2] += c;
+    sums[3] += d;
 }
 
-/* Return the first 8 bytes of the sum of `size` bytes as a number, the lowest byte first. */
-static uint64_t md5_start(const uint8_t *bytes, size_t size) {
-    Md5 of = {{0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476}};
-    size_t at = 0;
-    for (; size - at >= 64; at += 64) md5_block(&of, bytes + at);
-    uint8_t last[128] = {0};
-    size_t rest = size - at, padded = rest < 56 ? 64 : 128;
-    memcpy(last, bytes + at, rest);
-    last[rest] = 0x80;
-    for (int i = 0; i < 8; i++) last[padded - 8 + i] = (uint8_t)((uint64_t)size * 8 >> (8 * i));
-    for (size_t i = 0; i < padded; i += 64) md5_block(&of, last + i);
-    return of.sums[0] | (uint64_t)of.sums[1] << 32;
+/* Pad the message that begins at `begin` of `text` to whole blocks. There must be room for LARGEST_PADDING bytes. */
+static void end_message(Column *text, size_t begin) {
+    uint64_t bits = (uint64_t)(text->size - begin) * 8;
+    put_byte(text, 0x80);
+    while ((text->size - begin) % 64 != 56) put_byte(text, 0);
+    for (int i = 0; i < 8; i++) put_byte(text, (uint8_t)(bits >> (8 * i)));
+}
+
+/* Find for each padded message the first 8 bytes of its sum as a number, the lowest byte first. `ends`: where messages
+   end in `text`; they follow one another. */
+static void sum_messages(const uint8_t *text, const size_t *ends, int64_t count, uint64_t *found) {
+    static const uint32_t start[4] = {0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476};
+    static const uint8_t nothing[64];
+    const uint8_t *blocks[LANES];
+    int64_t message[LANES], next = 0, left = count;
+    Lanes sums[4];
+    memset(sums, 0, sizeof sums);
+    for (int lane = 0; lane < LANES; lane++) message[lane] = -1;
+    for (;;) {
+        for (int lane = 0; lane < LANES; lane++) {
+            if (message[lane] >= 0 && blocks[lane] < text + ends[message[lane]]) continue;
+            if (message[lane] >= 0) {
+                found[message[lane]] = sums[0][lane] | (uint64_t)sums[1][lane] << 32;
+                left--;
+            }
+            message[lane] = next < count ? next : -1;
+            blocks[lane] = next < count ? text + (next ? ends[next - 1] : 0) : nothing;
+            if (next < count) next++;
+            for (int i = 0; i < 4; i++) sums[i][lane] = start[i];
+        }
+        if (!left) return;
+        add_blocks(sums, blocks);
+        for (int lane = 0; lane < LANES; lane++)
+            if (message[lane] >= 0) blocks[lane] += 64;
+    }
 }
 
 /* ---- XXH64 ---- */
@@ -188,8 +219,12 @@ static void put_number(Column *into, int64_t number) {
     char digits[24], *at = digits + sizeof digits;
     uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
     *--at = '"';
-    do *--at = (char)('0' + left % 10);
-    while (left /= 10);
+    for (; left >= 10; left /= 100) {
+        unsigned two = (unsigned)(left % 100);
+        *--at = (char)('0' + two % 10);
+        *--at = (char)('0' + two / 10);
+    }
+    if (left || !number) *--at = (char)('0' + left);
     if (number < 0) *--at = '-';
     *--at = '"';
     put(into, at, (size_t)(digits + sizeof digits - at));
@@ -276,19 +311,27 @@ static PyObject *hash_rows(PyObject *module, PyObject *const *args, Py_ssize_t c
     if (sources == NULL) return NULL;
     uint64_t *hashes = malloc(((size_t)rows + 1) * sizeof *hashes);
     Column text = {0};
+    size_t ends[MOST_MESSAGES];
+    int64_t first = 0;
     int code = hashes == NULL ? NO_MEMORY : DONE;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t row = 0; !code && row < rows; row++) {
-        text.size = 0;
+        size_t begin = text.size;
         if ((code = reserve(&text, 32))) break;
         put_byte(&text, '[');
         for (Py_ssize_t i = 0; !code && i < columns; i++) {
             if (i) put_byte(&text, ',');
-            if (!(code = put_value(&text, sources + i, row))) code = reserve(&text, 32);
+            if (!(code = put_value(&text, sources + i, row))) code = reserve(&text, 1 + LARGEST_PADDING);
         }
         if (code) break;
         put_byte(&text, ']');
-        hashes[row] = md5_start(text.data, text.size);
+        end_message(&text, begin);
+        ends[row - first] = text.size;
+        if (row + 1 == rows || row + 1 - first == MOST_MESSAGES || text.size >= MANY_BYTES) {
+            sum_messages(text.data, ends, row + 1 - first, hashes + first);
+            first = row + 1;
+            text.size = 0;
+        }
     }
     Py_END_ALLOW_THREADS
     PyObject *result = hashes_or_error(&hashes, rows, code);

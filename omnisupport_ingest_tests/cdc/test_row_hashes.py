@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
     """A table of a few columns, whose arrays may begin anywhere in their buffers."""
-    before, count, after = draw(st.integers(0, 9)), draw(st.integers(0, 6)), draw(st.integers(0, 2))
+    before, count, after = draw(st.integers(0, 9)), draw(st.integers(0, 20)), draw(st.integers(0, 2))
     columns = {}
     for number in range(draw(st.integers(1, 5))):
         kind, values = draw(st.sampled_from(VALUES))
@@ -71,15 +72,31 @@ def test_the_hash_is_that_of_the_query(rows: pa.Table) -> None:
         assert found.tolist() == row_hashes(rows).tolist()
 
 
+def md5_starts(texts: list[str]) -> list[int]:
+    sums = (hashlib.md5(f'["{each}"]'.encode(), usedforsecurity=False).digest() for each in texts)
+    return [int.from_bytes(each[:8], "little", signed=True) for each in sums]
+
+
 def test_it_is_the_md5_sum_of_a_text_of_any_length() -> None:
     texts = ["x" * size for size in range(300)]
-    wanted = [
-        int.from_bytes(
-            hashlib.md5(f'["{each}"]'.encode(), usedforsecurity=False).digest()[:8], "little", signed=True
-        )
-        for each in texts
-    ]
-    assert row_hashes(pa.table({"a": texts})).tolist() == wanted
+    assert row_hashes(pa.table({"a": texts})).tolist() == md5_starts(texts)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 400))
+def test_short_and_long_texts_are_summed_side_by_side(rng: Random, count: int) -> None:
+    sizes = (
+        rng.choice((rng.randrange(3), rng.randrange(200), 5_000, 200_000 * (rng.random() < 0.02)))
+        for _ in range(count)
+    )
+    texts = [rng.choice("abc") * int(size) for size in sizes]
+    assert row_hashes(pa.table({"a": texts})).tolist() == md5_starts(texts)
+
+
+@given(st.lists(WHOLE | st.integers(-120, 120) | st.integers(0, 18).map(lambda n: 10**n), min_size=1))
+def test_whole_numbers_are_written_as_python_writes_them(numbers: list[int]) -> None:
+    assert row_hashes(pa.table({"a": pa.array(numbers, pa.int64())})).tolist() == md5_starts(
+        [str(each) for each in numbers]
+    )
 
 
 @pytest.mark.parametrize(
