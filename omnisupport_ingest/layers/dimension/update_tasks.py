@@ -238,12 +238,11 @@ def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder, visit: Visit | No
     files = rows.files
     weight = max(1, sum(file.rows for file in files) // _KEYS_OF_A_SAMPLE)
     shares = in_shares(files)
-    take = partial(_sampled, shares=shares, order=order, weight=weight)
-    kind = "key long" if order.whole_numbers else "key string"
-    task = visiting(visit, take)
-    found = spark.range(0, len(shares), 1, len(shares)).mapInArrow(task, kind).collect()
-    keys = order.no_values()
-    return _Sample(np.array(sorted(row["key"] for row in found), dtype=keys.dtype), weight)
+    task = visiting(visit, partial(_sampled, shares=shares, order=order, weight=weight))
+    found = spark.range(0, len(shares), 1, len(shares)).mapInArrow(task, "keys binary").collect()
+    # A row of Spark for each key would take longer than reading the keys.
+    keys = [pa.ipc.open_stream(row["keys"]).read_all()["key"].to_numpy() for row in found]
+    return _Sample(np.sort(np.concatenate([order.no_values(), *keys])), weight)
 
 
 def _sampled(
@@ -252,13 +251,16 @@ def _sampled(
     order: KeyOrder,
     weight: int,
 ) -> Iterator[pa.RecordBatch]:
-    kind = pa.int64() if order.whole_numbers else pa.string()
+    schema = pa.schema([("key", pa.int64() if order.whole_numbers else pa.string())])
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
         for file in shares[number]:
             keys = order.values(pq.read_table(file.uri, columns=[order.column], partitioning=None))
             # Start at another key in each file, so that many small files are sampled in proportion.
             every = np.sort(keys)[zlib.crc32(file.uri.encode()) % weight :: weight]
-            yield pa.RecordBatch.from_arrays([pa.array(every, kind)], names=["key"])
+            sampled = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sampled, schema) as stream:
+                stream.write_batch(pa.record_batch([pa.array(every, schema.field(0).type)], schema))
+            yield pa.record_batch({"keys": pa.array([sampled.getvalue().to_pybytes()], pa.binary())})
 
 
 def _cuts(sample: _Sample, ranges: Sequence[FileRange], rows_of_a_range: int) -> list[Bound]:
