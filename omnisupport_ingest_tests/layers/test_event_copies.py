@@ -62,13 +62,15 @@ def written(folder: Path, rows: list[dict[str, Any]], files: int) -> list[LakeFi
 
 
 def marked(
-    folder: Path, files: list[LakeFile], contents: Contents = AS_LANDED
+    folder: Path, files: list[LakeFile], contents: Contents = AS_LANDED, *, parts: int = 1
 ) -> list[tuple[int, int, bool]]:
     """``tx_id``, copy and collision of every event, as whoever judges a file sees them."""
-    output = Output(folder / "output", 0, RAW, ("window",))
-    mark_copies(output, list(enumerate(files)), contents)
+    folder = folder / f"output-{parts}"
+    output = Output(folder, 0, RAW, ("window",))
+    for part in range(parts):
+        mark_copies(output, Together(tuple(enumerate(files)), part, parts), contents)
     output.close()
-    return as_seen(put_aside(folder / "output", files).of(files), files)
+    return as_seen(put_aside(folder, files).of(files), files)
 
 
 def put_aside(output: Path, files: list[LakeFile]) -> Copies:
@@ -106,6 +108,29 @@ def test_they_are_those_of_a_shuffle(tmp_path: Path, spark: SparkSession) -> Non
     assert any(collision for _, collision in found.values())
 
 
+def test_parts_of_a_window_are_marked_as_the_whole_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(4)
+    rows = [
+        event(number, rng) | {"landed_at": NOON + timedelta(microseconds=number)} for number in range(400)
+    ]
+    files = written(tmp_path, rows, 3)
+    whole = marked(tmp_path, files)
+    for parts in (2, 3):
+        assert marked(tmp_path, files, parts=parts) == whole
+    numbered = tuple(enumerate(files))
+    assert Together.of(numbered) == [Together(numbered)]
+    monkeypatch.setattr(event_copies, "_ROWS_OF_PARTS", 400)
+    one, other = Together.of(numbered)
+    compared = [event_copies._rows_to_compare(part, by_identity=False) for part in (one, other)]
+    assert all(sum(map(len, part)) > 50 for part in compared)
+    assert one.rows + other.rows == 400
+    # With more events than a task may number, one task compares all.
+    monkeypatch.setattr(event_copies, "MOST_NUMBERED", 399)
+    assert Together.of(numbered) == [Together(numbered)]
+
+
 def _arrival(row: dict[str, Any]) -> tuple[Any, ...]:
     names = (
         "epoch", "commit_lsn", "ordinal", "identity", "event_hash", "newest_epoch_before", "watermark_before",
@@ -123,8 +148,10 @@ def _arrivals(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], int]:
 
 
 def test_chunks_that_were_read_side_by_side_have_no_copies_which_their_positions_alone_tell(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Nothing but positions is looked at.
+    monkeypatch.setattr(event_copies, "_narrow", None)
     rng = random.Random(3)
     rows = [
         event(number, rng) | {"epoch": 1, "commit_lsn": 7, "ordinal": number - 1_000} for number in range(60)
@@ -132,7 +159,6 @@ def test_chunks_that_were_read_side_by_side_have_no_copies_which_their_positions
     # The ordinals of the files alternate.
     files = written(tmp_path, rows, 2)
     assert marked(tmp_path, files) == [(number, 1, False) for number in range(60)]
-    assert not [*(tmp_path / "output" / "scratch").iterdir()], "nothing but positions was looked at"
 
 
 def test_a_task_marks_several_windows_and_another_reads_the_marks_of_all_its_files_once(

@@ -349,9 +349,10 @@ def _judged(
     make = partial(made_by_tasks, run.spark, snapshot.table, unit=unit, generation=generation)
     number = count()
     together = [
-        Together(tuple((next(number), file) for file in job.files))
+        part
         for job in jobs
         if job.files and not job.distinct
+        for part in Together.of(tuple((next(number), file) for file in job.files))
     ]
     with ExitStack() as drafts:
         copies = Copies()

@@ -53,6 +53,9 @@ _MEMORY = "1GB"
 
 _ROWS_AT_ONCE = 100_000
 
+_PARTS, _ROWS_OF_PARTS = 2, 100_000
+"""The parts in which events are compared of a window with at least so many."""
+
 MOST_NUMBERED = 20_000_000
 """Most events of a window whose positions a task holds as numbers; with more events, all are compared."""
 
@@ -97,38 +100,48 @@ SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
 class Together:
     """The raw files of one window, each with a number. Their events are compared with one another.
 
-    It has ``rows`` and ``bytes``, so that ``file_tasks.in_shares`` can divide windows among tasks.
+    ``part`` of ``parts``: which of their positions are compared. It has ``rows`` and ``bytes``, so that
+    ``file_tasks.in_shares`` can divide windows among tasks.
     """
 
     files: tuple[tuple[int, LakeFile], ...]
+    part: int = 0
+    parts: int = 1
+
+    @classmethod
+    def of(cls, files: tuple[tuple[int, LakeFile], ...]) -> list[Together]:
+        """Return the parts in which the events of one window's ``files`` are compared: two of a large
+        window."""
+        rows = sum(file.rows for _, file in files)
+        parts = _PARTS if _ROWS_OF_PARTS <= rows <= MOST_NUMBERED else 1
+        return [cls(files, part, parts) for part in range(parts)]
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for _, file in self.files)
+        return sum(file.rows for _, file in self.files) // self.parts
 
     @property
     def bytes(self) -> int:
-        return sum(file.bytes for _, file in self.files)
+        return sum(file.bytes for _, file in self.files) // self.parts
 
 
 def mark_windows(output: Output, windows: Sequence[Together], contents: Contents = AS_LANDED) -> str:
     """Do ``mark_copies`` for each of ``windows``, one after the other."""
-    return str(sum(int(mark_copies(output, each.files, contents)) for each in windows))
+    return str(sum(int(mark_copies(output, each, contents)) for each in windows))
 
 
-def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents: Contents = AS_LANDED) -> str:
-    """Put aside a row for each event of one window's ``files`` that repeats another one or collides.
+def mark_copies(output: Output, window: Together, contents: Contents = AS_LANDED) -> str:
+    """Put aside a row for each event of ``window`` that repeats another one or collides.
 
-    ``files``: all raw files of the window, each with a number. Columns of a row: that number (``file``), the
-    event's number in the file (``row``, from 0), and ``copy`` and ``collision`` as in ``dedupe.mark_copies``.
-    Returns the number of rows as text.
+    Columns of a row: the number of the event's file (``file``), its own number in the file (``row``, from 0),
+    and ``copy`` and ``collision`` as in ``dedupe.mark_copies``. Returns the number of rows as text.
     """
     schema, count = pa.schema([*_COMPARED, *_ROW]), 0
-    compared = _rows_to_compare([file for _, file in files], by_identity=contents.keys is not None)
+    compared = _rows_to_compare(window, by_identity=contents.keys is not None)
     if not any(len(rows) for rows in compared):
         return "0"
-    narrow = _narrow(files, compared, contents, schema)
-    with duckdb.connect(f"{output.scratch}/copies.duckdb") as connection:
+    narrow = _narrow(window.files, compared, contents, schema)
+    with duckdb.connect(config={"temp_directory": str(output.scratch)}) as connection:
         connection.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
         connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
         # No failpoint: scratch files, which the next command removes if this process is killed.
@@ -143,17 +156,20 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents:
     return str(count)
 
 
-def _rows_to_compare(files: Sequence[LakeFile], *, by_identity: bool) -> list[Rows]:
-    """Return for each of ``files`` the numbers of the events that may share their position with another
-    event.
+def _rows_to_compare(window: Together, *, by_identity: bool) -> list[Rows]:
+    """Return for each file of ``window`` the numbers of the events in its part that may share their position
+    with another event.
 
     Every other event surely has its position alone. ``by_identity``: compare identities too, if a comparison
     is expensive, because all rows of a snapshot may have one position.
     """
+    files = [file for _, file in window.files]
     if sum(file.rows for file in files) > MOST_NUMBERED:
         return [np.arange(file.rows) for file in files]
     numbers = [_position_numbers(file) for file in files]
     shared = _shared(numbers)
+    # All events of a position are in one part. The upper bits of its number are mixed best.
+    shared = shared[(shared >> 32) % window.parts == window.part]
     if not len(shared):
         return [np.zeros(0, np.int64) for _ in files]
     found = [np.flatnonzero(np.isin(of_file, shared)) for of_file in numbers]
