@@ -99,9 +99,12 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
         undescribed = pc.and_(
             pc.fill_null(pc.invert(others), True), pc.invert(pc.is_in(batch.column("op"), _UNCHANGED))
         )
-    for name in _IMAGES:
-        columns[name] = pc.if_else(undescribed, pa.scalar(None, pa.string()), columns[name])
-    columns["envelope"] = pc.if_else(delivered, pa.scalar(None, pa.string()), columns["envelope"])
+    # Images are long: most batches have none to remove, so they are not copied.
+    if undescribed.true_count:
+        for name in _IMAGES:
+            columns[name] = pc.if_else(undescribed, pa.scalar(None, pa.string()), columns[name])
+    if delivered.true_count:
+        columns["envelope"] = pc.if_else(delivered, pa.scalar(None, pa.string()), columns["envelope"])
     protected = reduce(pc.or_, (_of_table(batch, place) for place in protections.by_table), undescribed)
     changed = pc.and_(protected, pc.equal(columns["verdict"], _ACCEPTED))
     if changed.true_count:

@@ -151,7 +151,9 @@ def _with_columns(batch: pa.RecordBatch, schema: pa.Schema, known: Mapping[str, 
         if field.name in known:
             arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), batch.num_rows))
         elif field.name in in_file:
-            arrays.append(batch.column(field.name).cast(field.type))
+            column = batch.column(field.name)
+            # A cast to the same type costs as much as reading a few rows.
+            arrays.append(column if column.type == field.type else column.cast(field.type))
         else:
             arrays.append(pa.nulls(batch.num_rows, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,13 +247,13 @@ class _Writing:
     stays: Staying
 
     def write(self, judged: pa.RecordBatch, judging_rules: JudgingRules, protections: Protections) -> None:
-        distinct = pc.not_equal(judged.column("verdict"), DUPLICATE)
-        kept = self.stays.left_out(judged if pc.all(distinct).as_py() else judged.filter(distinct))
-        for stored in to_store([kept], judging_rules, protections):
-            rows = pa.Table.from_batches([stored])
-            accepted = pc.equal(rows["verdict"], ACCEPTED)
-            self.output.add(columnar.filter_slices(rows, accepted.to_numpy()))
-            self.output.put_beside(rows.filter(pc.invert(accepted)), _QUARANTINE, QUARANTINE_BY)
+        events = pa.Table.from_batches([self.stays.left_out(judged)])
+        accepted, copies = (pc.equal(events["verdict"], each).to_numpy() for each in (ACCEPTED, DUPLICATE))
+        store = partial(to_store, judging_rules=judging_rules, protections=protections)
+        for stored in store(columnar.filter_slices(events, accepted).combine_chunks().to_batches()):
+            self.output.add(pa.Table.from_batches([stored]))
+        for stored in store(events.filter(pa.array(~(accepted | copies))).combine_chunks().to_batches()):
+            self.output.put_beside(pa.Table.from_batches([stored]), _QUARANTINE, QUARANTINE_BY)
 
 
 def _judge_rows(
