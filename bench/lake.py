@@ -95,7 +95,7 @@ def _cost(step: Callable[[], object]) -> Cost:
     show_default=True,
     help="Rows of the dimensions that 100,000 changes go into.",
 )
-@click.option("--mixed-changes", default=300_000, show_default=True, help="Changes of the mixed stream.")
+@click.option("--mixed-changes", default=1_000_000, show_default=True, help="Changes of the mixed stream.")
 @click.option("--growth/--no-growth", default=True, show_default=True, help="Ask what size costs.")
 @click.option("--repeats", default=3, show_default=True, help="Rounds of each question.")
 @click.option("--seed", default=1, show_default=True, help="Of the data.")

@@ -54,7 +54,7 @@ def fold_late(
 
     Returns:
         The folded rows of each part, as ``event_fold.fold_groups`` returns them. Parts come in the order of
-            their windows, and of their keys if these are whole numbers.
+            their windows and keys; keys have that of numbers if all are short ones, else that of their texts.
     """
     if not events.num_rows:
         return

@@ -48,7 +48,7 @@ class SortedGroups:
         window = _numbers(pc.fill_null(codes.indices, -1))
         key = integer_keys(columnar.one_chunk(events["key"]))
         if key is None:
-            key = _numbers(pc.fill_null(columnar.one_chunk(events["key"]).dictionary_encode().indices, -1))
+            key = _ranks(columnar.one_chunk(events["key"]))
         position = [_numbers(events[name]) for name in ("ordinal", "commit_lsn", "epoch")]
         order = _sorted(window, key, position)
         self.events = events.take(pa.array(order))
@@ -153,6 +153,15 @@ def _sorted(window: Rows, key: Rows, position: list[Rows]) -> Rows:
     # Events of one batch come in order, which a stable sort uses.
     order = np.argsort(key, kind="stable")
     return order if (window == window[0]).all() else order[np.argsort(window[order], kind="stable")]
+
+
+def _ranks(keys: pa.StringArray) -> Rows:
+    """Return the place of each of ``keys`` in the order of their texts, by code points; -1 for null."""
+    codes = keys.dictionary_encode()
+    ranks = np.empty(len(codes.dictionary) + 1, np.int64)
+    ranks[pc.sort_indices(codes.dictionary).to_numpy()] = np.arange(len(codes.dictionary))
+    ranks[-1] = -1
+    return ranks[_numbers(pc.fill_null(codes.indices, -1))]
 
 
 def integer_keys(keys: pa.StringArray) -> Rows | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import uuid
@@ -21,7 +22,7 @@ from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.deletion_vectors import FEATURE, DeletionVector
 from omnisupport_ingest.lake.delta import entry_file
-from omnisupport_ingest.lake.log_files import files_in_log, has_vectors, vector_of
+from omnisupport_ingest.lake.log_files import LogUnreadable, files_in_log, has_vectors, vector_of
 from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, location_id, require_checksum
 from omnisupport_ingest.storage import at_hand, storage_of
@@ -148,29 +149,49 @@ def version_of(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:
 
 def listed_by(handle: DeltaTable, table: TableLog, partition_by: Sequence[str]) -> Iterator[ListedFile]:
     """Yield the files of the version of ``table`` that ``handle`` has open."""
-    in_log = files_in_log(table.folder, handle.version()).held if has_vectors(handle) else {}
     found = pa.table(handle.get_add_actions(flatten=False))
+    in_log = files_in_log(table.folder, handle.version()).held if has_vectors(handle) else {}
     wanted = [
         name for name in ("path", "size_bytes", "num_records", "partition") if name in found.column_names
     ]
-    bounds = zip(*(_values_in(found, name, table.ordered_by) for name in ("min", "max")), strict=True)
-    for each, of_file in zip(found.select(wanted).to_pylist(), bounds, strict=True):
+    bounds = _bounds_of(found, table, handle.version())
+    for each in found.select(wanted).to_pylist():
         values = each.get("partition") or {}
         file = _listed(each["path"], values, each.get("num_records"), each["size_bytes"], partition_by)
+        file = replace(file, bounds=bounds.get(file.path, NO_BOUNDS))
         more = in_log.get(file.path)
-        file = replace(file, bounds=of_file)
         yield file if more is None else replace(file, vector=more.vector, stats=more.stats)
 
 
-def _values_in(found: pa.Table, bound: str, column: str | None) -> list[Any]:
-    """Return for each file of ``found`` the value of ``column`` in its statistics ``bound``; None without
-    one."""
-    stats = found[bound].combine_chunks() if bound in found.column_names else None
-    # Statistics of other columns are not turned into Python objects: a table may have thousands of files.
-    if stats is None or not pa.types.is_struct(stats.type) or stats.type.get_field_index(column or "") < 0:
-        return [None] * found.num_rows
-    values: list[Any] = pc.struct_field(stats, column).to_pylist()
-    return values
+def _bounds_of(found: pa.Table, table: TableLog, version: int) -> dict[str, Bounds]:
+    """Return the bounds of the files that delta-rs ``found``, by path; none if the table is not ordered."""
+    column = table.ordered_by
+    if column is None or not found.num_rows:
+        return {}
+    values = []
+    for name in ("min", "max"):
+        stats = found[name].combine_chunks() if name in found.column_names else None
+        if stats is None or not pa.types.is_struct(stats.type) or stats.type.get_field_index(column) < 0:
+            # delta-rs reads statistics of the first 32 columns alone.
+            return _bounds_in_log(table, version, column)
+        # Statistics of other columns are not turned into Python objects: a table may have thousands of files.
+        of_column = pc.struct_field(stats, column)
+        if not (pa.types.is_integer(of_column.type) or pa.types.is_string(of_column.type)):
+            return {}
+        values.append(of_column.to_pylist())
+    return dict(zip(map(unquote, found["path"].to_pylist()), zip(*values, strict=True), strict=True))
+
+
+def _bounds_in_log(table: TableLog, version: int, column: str) -> dict[str, Bounds]:
+    with contextlib.suppress(LogUnreadable, ValueError, AttributeError):
+        held = files_in_log(table.folder, version).held
+        return {path: _bounds_in(json.loads(each.stats or "{}"), column) for path, each in held.items()}
+    return {}
+
+
+def _bounds_in(stats: Mapping[str, Any], column: str) -> Bounds:
+    """Return the bounds of ``column`` in the statistics of a file."""
+    return stats.get("minValues", {}).get(column), stats.get("maxValues", {}).get(column)
 
 
 def digest_of(entry: Path) -> str | None:
@@ -329,8 +350,7 @@ def _of_action(fields: Mapping[str, Any], indexed: IndexedVersion) -> ListedFile
     values = fields["partitionValues"] if indexed.partition_by else {}
     file = _listed(fields["path"], values, rows, fields.get("size") or 0, indexed.partition_by)
     if indexed.ordered_by is not None:
-        low, high = (told.get(name, {}).get(indexed.ordered_by) for name in ("minValues", "maxValues"))
-        file = replace(file, bounds=(low, high))
+        file = replace(file, bounds=_bounds_in(told, indexed.ordered_by))
     vector = vector_of(fields)
     if not indexed.has_vectors:
         if vector is not None:

@@ -122,6 +122,10 @@ class Output:
         kept = rows.select(schema.names).cast(schema)
         for folder, part in _parts(kept, partition_by):
             self._file(draft / folder).add(part.drop_columns(list(partition_by)))
+        # Rows of many windows may wait, a few of each.
+        if sum(file.held_bytes for file in self._files.values()) > file_rows.MAX_BYTES_IN_MEMORY:
+            for file in self._files.values():
+                file.write()
 
     def link(self, file: LakeFile, partition: Sequence[tuple[str, str | None]]) -> None:
         """Add a file of another table unchanged, by a hard link; ``partition``: its partition in this table.
@@ -162,24 +166,26 @@ class _Growing:
         self._held: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
         self._written = 0
+        self.held_bytes = 0
 
     def add(self, rows: pa.Table) -> None:
         self._held.append(rows)
-        if sum(each.num_rows for each in self._held) >= _ROWS_OF_A_GROUP or (
-            sum(each.nbytes for each in self._held) >= file_rows.BYTES_OF_A_BATCH
-        ):
-            self._write()
+        self.held_bytes += rows.nbytes
+        held_rows = sum(each.num_rows for each in self._held)
+        if held_rows >= _ROWS_OF_A_GROUP or self.held_bytes >= file_rows.BYTES_OF_A_BATCH:
+            self.write()
 
     def close(self) -> None:
-        self._write()
+        self.write()
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the rows that are held."""
         if not self._held:
             return
         rows = pa.concat_tables(self._held)
-        self._held = []
+        self._held, self.held_bytes = [], 0
         if self._writer is not None and self._written + rows.num_rows > _ROWS_OF_A_FILE:
             self._writer.close()
             self._writer = None

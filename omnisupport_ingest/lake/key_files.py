@@ -167,7 +167,7 @@ def _listed(snapshot: TableSnapshot, order: KeyOrder) -> Iterator[tuple[LakeFile
     for file in snapshot.files(layout.WHOLE_TABLE):
         low, high = bounds[file.path]
         # Another program may write anything into statistics.
-        known = isinstance(low, of_type) and isinstance(high, of_type)
+        known = type(low) is of_type and type(high) is of_type
         yield file, *((low, high) if known else NO_BOUNDS)
 
 
@@ -247,7 +247,8 @@ def rows_between(
     ``schema``, with the values of ``known`` where it names them, NULL where the file lacks a column.
     """
     start, end = bounds
-    footer = _footer((path, Path(path).stat().st_mtime_ns))
+    of = Path(path).stat()
+    footer = _footer((path, of.st_ino, of.st_size, of.st_mtime_ns))
     with pq.ParquetFile(path, metadata=footer, pre_buffer=False) as parquet:
         every = range(parquet.num_row_groups)
         groups = [number for number in every if _may_hold(parquet.metadata, number, order, bounds)]
@@ -269,8 +270,8 @@ def rows_between(
 
 
 @lru_cache(_FOOTERS)
-def _footer(of: tuple[str, int]) -> pq.FileMetaData:
-    """Return the footer of a file, by its path and the time of its last change: many tasks read parts of
+def _footer(of: tuple[str, int, int, int]) -> pq.FileMetaData:
+    """Return the footer of a file, by its path and what changes with its content: many tasks read parts of
     one."""
     return pq.read_metadata(of[0])
 

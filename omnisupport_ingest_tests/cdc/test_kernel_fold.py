@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
+from omnisupport_ingest.cdc.late_images import IMAGES, ROW, fold_late
 from omnisupport_ingest.cdc.ordinary_fold import integer_keys
 from omnisupport_ingest.layers.dimension.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
@@ -220,6 +221,33 @@ def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> 
     # By key: each part holds the images of one.
     assert numbers_read == [4, 2]
     assert kernels.same_rows(by_parts) == kernels.same_rows(folded)
+
+
+@given(st.lists(st.text("ab\u00fc\U0001f600", max_size=3), min_size=1, unique=True), st.integers(1, 4))
+def test_parts_come_in_the_order_of_their_windows_and_keys(texts: list[str], most_images: int) -> None:
+    plain = {"op": "c", "epoch": 1, "ordinal": 0, "source_ts": _START, "withheld": False}
+    rows = [
+        plain
+        | {
+            "window": f"w{number % 2}",
+            "key": json.dumps([text, "r"], ensure_ascii=False),
+            "commit_lsn": number,
+            "after": json.dumps({"status": "s", "note": None, "body": None}),
+        }
+        for number, text in enumerate(texts)
+    ]
+    events = pa.Table.from_pylist(rows, schema=kernels.EVENTS)
+    narrow = events.drop_columns(list(IMAGES)).append_column(ROW, pa.array(range(len(events))))
+    parts = fold_late(
+        narrow.combine_chunks(),
+        lambda numbers: events.select(IMAGES).take(pa.array(numbers)).combine_chunks(),
+        TABLE.shape,
+        most_images=most_images,
+    )
+    found = [pa.Table.from_batches(part).select(["window", "_cdc_key"]).to_pylist() for part in parts]
+    assert max(map(len, found)) <= most_images
+    places = [tuple(row.values()) for part in found for row in part]
+    assert places == sorted((row["window"], row["key"]) for row in rows)
 
 
 @pytest.mark.full

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.transaction import AddAction
-from pyspark.sql.types import IntegerType, LongType, ShortType, StructField, StructType
+from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructField, StructType
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake import key_files
@@ -90,12 +94,52 @@ def test_a_row_whose_key_is_no_number_leaves_its_file_a_lowest_key_that_delta_re
     spec = TableSpec(
         "desk/dimension", StructType([StructField("id", spark_type)]), (), "rows", ordered_by="id"
     )
-    ours = LakeTable(tmp_path, spec)
-    table = DeltaTable.create(str(ours.folder), DeltaSchema.from_arrow(kind))
-    added = [AddAction(file.name, file.bytes, {}, 0, True, file.stats) for file in written]
-    table.create_write_transaction(added, "append", table.schema(), [])
+    ours = made_by_delta(tmp_path, spec, written, kind)
     files = key_files.files_by_kind(ours.open(), order).ordered
     assert files is not None
     assert [file.path for file in files] == [file.name for file in written]
     places = range_numbers(order.values(pa.concat_tables(held)), ranges_of(files))
     assert places.tolist() == [0, 0, 1, 1]
+
+
+def made_by_delta(
+    root: Path, spec: TableSpec, files: list[key_files.WrittenFile], kind: pa.Schema
+) -> LakeTable:
+    ours = LakeTable(root, spec)
+    table = DeltaTable.create(str(ours.folder), DeltaSchema.from_arrow(kind))
+    added = [AddAction(file.name, file.bytes, {}, 0, True, file.stats) for file in files]
+    table.create_write_transaction(added, "append", table.schema(), [])
+    return ours
+
+
+def test_bounds_of_a_column_behind_the_32nd_come_from_the_log(tmp_path):
+    order, names = KeyOrder("_cdc_key", whole_numbers=False), [f"c{number}" for number in range(40)]
+    kind = pa.schema([*(pa.field(name, pa.int64()) for name in names), pa.field("_cdc_key", pa.string())])
+    rows = pa.table({name: [1, 2, 3] for name in names} | {"_cdc_key": ["a", "b", "ü"]}, kind)
+    files = key_files.write_rows(rows, order, tmp_path, rows_per_file=1)
+    fields = [*(StructField(name, LongType()) for name in names), StructField("_cdc_key", StringType())]
+    spec = TableSpec("desk/dimension", StructType(fields), (), "rows", ordered_by="_cdc_key")
+    ours = made_by_delta(tmp_path, spec, files, kind)
+    found = key_files.files_by_kind(ours.open(), order).ordered
+    assert found is not None and [file.lowest for file in found] == ["a", "b", "ü"]
+
+
+@pytest.mark.parametrize(
+    ("of_type", "stats"),
+    [
+        (pa.decimal128(10, 0), {"minValues": {"id": 1}, "maxValues": {"id": 2}}),
+        (pa.int64(), {"minValues": {"id": True}, "maxValues": {"id": True}}),
+        (pa.int64(), {"minValues": {"id": 1}}),
+        (pa.int64(), {}),
+    ],
+)
+def test_bounds_that_another_program_wrote_otherwise_are_not_believed(of_type, stats, tmp_path):
+    order, kind = KeyOrder("id", whole_numbers=True), pa.schema([("id", of_type)])
+    file = key_files.WrittenFile("a.parquet", 2, 9, json.dumps({"numRecords": 2} | stats))
+    spec = TableSpec(
+        "desk/dimension", StructType([StructField("id", LongType())]), (), "rows", ordered_by="id"
+    )
+    ours = made_by_delta(tmp_path, spec, [file], kind)
+    # A file whose statistics cannot be read is asked for its rows.
+    pq.write_table(pa.table({"id": pa.nulls(2, of_type)}), ours.folder / file.name)
+    assert key_files.files_by_kind(ours.open(), order).ordered is None

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.contracts.model import Column
+from omnisupport_ingest.lake import file_rows
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -172,3 +173,31 @@ def test_a_key_change_of_any_share_counts_for_its_block() -> None:
     told = [json.dumps({"w": [[1, 2], [1, 9], moves]}) for moves in (False, True)]
     assert json.loads(of_block(told)) == {"w": [[1, 2], [1, 9], True]}
     assert json.loads(of_block(told[:1])) == {"w": [[1, 2], [1, 9], False]}
+
+
+def test_a_share_of_very_many_parts_is_left_to_more_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(1)
+    events = [event for event in drawn(rng) if not event.quarantined]
+    (tmp_path / "events").mkdir()
+    share = Share((written(tmp_path / "events", events, withheld=False),))
+    monkeypatch.setattr(fold_tasks, "_BYTES_OF_IMAGES", 1)
+    assert folded(tmp_path / "all", share) is not None
+    monkeypatch.setattr(fold_tasks, "_MOST_PARTS", 1)
+    assert folded(tmp_path / "few", share) is None
+
+
+def test_rows_of_many_windows_that_wait_for_more_are_written_once_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_rows, "MAX_BYTES_IN_MEMORY", 4_000)
+    schema = pa.schema([("window", pa.string()), ("text", pa.string())])
+    output = Output(tmp_path / "draft", 0, schema, ("window",))
+    for number in range(50):
+        output.add(pa.table({"window": [f"w{number % 10}"], "text": ["x" * 1_000]}, schema))
+        assert sum(file.held_bytes for file in output._files.values()) <= 4_000
+    output.close()
+    files = [*(tmp_path / "draft" / "rows").rglob("*.parquet")]
+    # One file of each window, all the same.
+    assert len(files) == 10 and sum(pq.read_metadata(file).num_rows for file in files) == 50

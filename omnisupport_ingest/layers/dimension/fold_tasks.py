@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ ROWS_OF_A_BLOCK = 1_000_000
 _BYTES_OF_A_BLOCK = 96 * 1024 * 1024
 _BYTES_OF_IMAGES = 128 * 1024 * 1024
 """About how many bytes of images a task holds at a time."""
+
+_MOST_PARTS = 16
+"""Parts of a share beyond which more tasks share the block: each part may have to read all of its files."""
 
 SHARES = (2, 16)
 """Tasks that share the keys of a block: usually, and if the images are too large for so few tasks."""
@@ -144,8 +147,9 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     kind = arrow_schema(folded_type(contract), without=())
     names = ("window", *table_columns.names, *STATE_NAMES)
     try:
-        # Parts with text keys come in no order of keys.
-        for folded in parts if order.whole_numbers else [list(chain.from_iterable(parts))]:
+        for number, folded in enumerate(parts):
+            if number == _MOST_PARTS:
+                raise _TooLarge
             typed = typed_batches(folded, contract.columns, names)
             if rows := [pa.Table.from_batches([batch]).cast(kind) for batch in typed]:
                 output.add(order.sort(pa.concat_tables(rows)))
@@ -258,7 +262,7 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
     held = first = 0
     for file in files:
         low, high = np.searchsorted(rows, [first, first + file.rows])
-        for wanted in rows_at(file.uri, _IMAGES, rows[low:high] - first):
+        for wanted in rows_at(file.uri, _IMAGES, rows[low:high] - first) if high > low else ():
             held += wanted.nbytes
             if held > file_rows.MAX_BYTES_IN_MEMORY:
                 raise _TooLarge

@@ -168,8 +168,8 @@ def _rows_to_compare(window: Together, *, by_identity: bool) -> list[Rows]:
         return [np.arange(file.rows) for file in files]
     numbers = [_position_numbers(file) for file in files]
     shared = _shared(numbers)
-    # All events of a position are in one part. The upper bits of its number are mixed best.
-    shared = shared[(shared >> 32) % window.parts == window.part]
+    # All events of a position are in one part. Multiplied, the upper bits of its number are mixed well.
+    shared = shared[(shared * _ODD >> 32) % window.parts == window.part]
     if not len(shared):
         return [np.zeros(0, np.int64) for _ in files]
     found = [np.flatnonzero(np.isin(of_file, shared)) for of_file in numbers]
