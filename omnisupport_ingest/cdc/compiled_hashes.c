@@ -317,7 +317,7 @@ static PyObject *hash_rows(PyObject *module, PyObject *const *args, Py_ssize_t c
     Py_BEGIN_ALLOW_THREADS
     for (int64_t row = 0; !code && row < rows; row++) {
         size_t begin = text.size;
-        if ((code = reserve(&text, 32))) break;
+        if ((code = reserve(&text, 2 + LARGEST_PADDING))) break;
         put_byte(&text, '[');
         for (Py_ssize_t i = 0; !code && i < columns; i++) {
             if (i) put_byte(&text, ',');

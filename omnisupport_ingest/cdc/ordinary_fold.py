@@ -156,7 +156,7 @@ def _sorted(window: Rows, key: Rows, position: list[Rows]) -> Rows:
 
 
 def _ranks(keys: pa.StringArray) -> Rows:
-    """Return the place of each of ``keys`` in the order of their texts, by code points; -1 for null."""
+    """Return the rank of each of ``keys`` among their distinct texts, by code points; -1 for null."""
     codes = keys.dictionary_encode()
     ranks = np.empty(len(codes.dictionary) + 1, np.int64)
     ranks[pc.sort_indices(codes.dictionary).to_numpy()] = np.arange(len(codes.dictionary))

@@ -345,12 +345,12 @@ def _vector_of(members: Sequence[Any] | None) -> DeletionVector | None:
 
 def _of_action(fields: Mapping[str, Any], indexed: IndexedVersion) -> ListedFile:
     stats = fields.get("stats")
-    told = json.loads(stats) if stats else {}
-    rows = told.get("numRecords")
+    statistics = json.loads(stats) if stats else {}
+    rows = statistics.get("numRecords")
     values = fields["partitionValues"] if indexed.partition_by else {}
     file = _listed(fields["path"], values, rows, fields.get("size") or 0, indexed.partition_by)
     if indexed.ordered_by is not None:
-        file = replace(file, bounds=_bounds_in(told, indexed.ordered_by))
+        file = replace(file, bounds=_bounds_in(statistics, indexed.ordered_by))
     vector = vector_of(fields)
     if not indexed.has_vectors:
         if vector is not None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -125,6 +126,10 @@ def test_parts_of_a_window_are_marked_as_the_whole_is(
     one, other = Together.of(numbered)
     compared = [event_copies._rows_to_compare(part, by_identity=False) for part in (one, other)]
     assert all(sum(map(len, part)) > 50 for part in compared)
+    of_whole = event_copies._rows_to_compare(Together(numbered), by_identity=False)
+    for rows_of_parts, rows_of_whole in zip(zip(*compared, strict=True), of_whole, strict=True):
+        # Each row is in one part.
+        assert sorted(np.concatenate(rows_of_parts)) == rows_of_whole.tolist()
     assert one.rows + other.rows == 400
     # With more events than a task may number, one task compares all.
     monkeypatch.setattr(event_copies, "MOST_NUMBERED", 399)

@@ -149,7 +149,7 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     try:
         for number, folded in enumerate(parts):
             if number == _MOST_PARTS:
-                raise _TooLarge
+                return None
             typed = typed_batches(folded, contract.columns, names)
             if rows := [pa.Table.from_batches([batch]).cast(kind) for batch in typed]:
                 output.add(order.sort(pa.concat_tables(rows)))

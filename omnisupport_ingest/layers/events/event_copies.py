@@ -1,10 +1,11 @@
-"""Finds the events of a window that repeat or collide: one task per window reads narrow columns.
+"""Finds the events of a window that repeat or collide: a task reads narrow columns of all its files.
 
 If positions may not be distinct, all events of a window must be compared. The columns that decide are narrow,
 so one task reads only these, from all files of the window, and lists the few rows that share their position.
-It begins with the positions alone: chunks that were read in parallel have alternating ordinals, but no
-position twice. The events themselves stay in their files. The task that judges a file looks up the marks of
-its rows. A mark means the same as in ``cdc.dedupe.mark_copies``, which finds it by a shuffle of whole rows.
+Two tasks share a large window: each lists half of the positions. A task begins with the positions alone:
+chunks that were read in parallel have alternating ordinals, but no position twice. The events themselves stay
+in their files. The task that judges a file looks up the marks of its rows. A mark means the same as in
+``cdc.dedupe.mark_copies``, which finds it by a shuffle of whole rows.
 """
 
 from __future__ import annotations
