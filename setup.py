@@ -51,6 +51,7 @@ setup(
         compiled("omnisupport_ingest.sources.postgres.protocol.compiled_rows"),
         compiled("omnisupport_ingest.sources.debezium.compiled_lines"),
         compiled("omnisupport_ingest.contracts.compiled_images"),
+        compiled("omnisupport_ingest.contracts.compiled_values"),
         compiled("omnisupport_ingest.cdc.compiled_hashes"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -1,4 +1,4 @@
-"""The compiled functions that read changes, rows, lines and row images, if they are installed.
+"""The compiled functions that read changes, rows, lines, row images and values, if they are installed.
 
 They are compiled when the package is installed on a machine with a C compiler; a built wheel has them.
 Without them every row is converted by the exact way in Python, with the same result, at several times the
@@ -98,6 +98,22 @@ class CompiledLines(Protocol):
     def numbers(self, content: Bytes, begins: Bytes, ends: Bytes, is_null: Bytes, /) -> Memory: ...
 
 
+class CompiledValues(Protocol):
+    """The functions of ``compiled_values.c``, which says what each does. They check all arguments."""
+
+    def wholes(
+        self, data: Bytes | pa.Buffer, offsets: Bytes, valid: pa.Buffer | None, first: int, digits: int, /
+    ) -> tuple[Memory, Memory | None, Memory]: ...
+
+    def moments(
+        self, data: Bytes | pa.Buffer, offsets: Bytes, valid: pa.Buffer | None, first: int, has_time: bool, /
+    ) -> tuple[Memory, Memory | None, Memory]: ...
+
+    def decimals(
+        self, data: Bytes | pa.Buffer, offsets: Bytes, valid: pa.Buffer | None, *numbers: int
+    ) -> tuple[Memory, Memory | None]: ...
+
+
 HashedColumn = tuple[str, int, pa.Buffer | None, pa.Buffer | bytes | None, pa.Buffer | None]
 """A column to hash: its kind, its first row in the buffers, and these (``compiled_hashes.c``)."""
 
@@ -152,6 +168,7 @@ compiled_rows: CompiledRows | None = _installed("sources.postgres.protocol.compi
 compiled_lines: CompiledLines | None = _installed("sources.debezium.compiled_lines")
 compiled_hashes: CompiledHashes | None = _installed("cdc.compiled_hashes")
 compiled_images: CompiledImages | None = _installed("contracts.compiled_images")
+compiled_values: CompiledValues | None = _installed("contracts.compiled_values")
 
 NOT_COMPILED = tuple(
     name
@@ -162,6 +179,7 @@ NOT_COMPILED = tuple(
         ("compiled_lines", compiled_lines),
         ("compiled_hashes", compiled_hashes),
         ("compiled_images", compiled_images),
+        ("compiled_values", compiled_values),
     )
     if module is None
 )

@@ -1,13 +1,14 @@
 """The rules of a contract applied to whole columns by Arrow.
 
-``row_rules`` defines what a rule means, and names the broken rule. Here a regular expression or comparison
-shows for most texts that they keep a rule. Every other distinct text is checked by the rule itself, once,
-however many rows have it. Rules of several columns are one query over their typed values (``expressions``).
+``row_rules`` defines what a rule means, and names the broken rule. Here one pass over a column
+(``plain_texts``) or a comparison shows for most texts that they keep a rule. Every other distinct text is
+checked by the rule itself, once, however many rows have it. Rules of several columns are one query over
+their typed values (``expressions``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
@@ -19,37 +20,29 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
+from omnisupport_ingest.contracts.plain_texts import are_decimals, dates, moments, whole_numbers
 from omnisupport_ingest.contracts.quality import WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import VALUE_RULES, Breaks, rules_of
 
 Surely = Callable[[pa.StringArray], pa.BooleanArray]
 """Returns which texts certainly keep a rule; null for a null text."""
 
-_DAY = (
-    r"[1-9][0-9]{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
-    r"|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
-)
-_MOMENT = (
-    rf"{_DAY}[ T](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?"
-    r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
-)
-_SURE_SPELLING = {
-    Kind.BOOLEAN: "t|f|true|false",
-    Kind.SHORT: "-?[0-9]{1,4}",
-    Kind.INTEGER: "-?[0-9]{1,9}",
-    Kind.LONG: "-?[0-9]{1,18}",
+_DIGITS = {Kind.SHORT: 4, Kind.INTEGER: 9, Kind.LONG: 18}
+"""The digits that surely fit into a whole number of each kind."""
+
+_FRACTIONAL = {
     # With at most 15 digits before and after the point a double is neither infinite nor rounded to zero.
-    Kind.FLOAT: r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?",
-    Kind.DOUBLE: r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?",
-    Kind.DECIMAL: r"-?[0-9]{1,99}(?:\.[0-9]{1,99})?",
-    Kind.NUMERIC_TEXT: r"-?[0-9]{1,99}(?:\.[0-9]{1,99})?",
-    Kind.DATE: _DAY,
-    Kind.TIMESTAMP: _MOMENT,
-    Kind.TIMESTAMPTZ: _MOMENT,
-    Kind.BINARY: r"\\x(?:[0-9a-fA-F]{2})*",
+    Kind.FLOAT: (15, 15),
+    Kind.DOUBLE: (15, 15),
+    Kind.DECIMAL: (99, 99),
+    Kind.NUMERIC_TEXT: (99, 99),
 }
-_FEW_DIGITS = r"-?[0-9]{1,11}(?:\.[0-9]{1,4})?"
-"""A number from which its double and its float differ, relatively, by less than ``_MARGIN``."""
+"""The digits before and after the point that surely make a number of each kind."""
+
+_FEW_DIGITS = (11, 4)
+"""The same of a number whose double and float differ, relatively, by less than ``_MARGIN``."""
+
+_BYTES = r"\A\\x(?:[0-9a-fA-F]{2})*\z"
 
 _MARGIN = 1e-6
 
@@ -217,13 +210,10 @@ def _checked(texts: pa.StringArray, breaks: Breaks) -> pa.BooleanArray:
 def _surely(column: model.Column, rule: str) -> Surely | None:
     """Return the quick check of ``rule`` of ``column``; None if there is none, as for a Python pattern."""
     kind = column.type.kind
-    if rule == "type" and kind in ARRAYS:
-        return lambda texts: pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    if rule == "type" and kind in _SURE_SPELLING:
-        return _spelled(_SURE_SPELLING[kind])
+    if rule == "type":
+        return _spelled(kind)
     if rule == "enum":
-        allowed = pa.array(column.enum, pa.string())
-        return lambda texts: pc.if_else(texts.is_valid(), pc.is_in(texts, allowed), None)
+        return _one_of(column.enum)
     if rule == "max_length":
         return lambda texts: pc.less_equal(pc.utf8_length(texts), column.max_length)
     if kind not in NUMBERS:
@@ -235,30 +225,50 @@ def _surely(column: model.Column, rule: str) -> Surely | None:
     return None
 
 
-def _spelled(pattern: str) -> Surely:
-    return lambda texts: pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
+def _spelled(kind: Kind) -> Surely | None:
+    """Return the quick check that a text is a value of ``kind``; None if there is none."""
+    if kind in _DIGITS:
+        return lambda texts: whole_numbers(texts, _DIGITS[kind]).plain
+    if kind in _FRACTIONAL:
+        return lambda texts: are_decimals(texts, *_FRACTIONAL[kind])
+    if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        return lambda texts: moments(texts).plain
+    if kind is Kind.DATE:
+        return lambda texts: dates(texts).plain
+    if kind is Kind.BOOLEAN:
+        return _one_of(("t", "f", "true", "false"))
+    if kind is Kind.BINARY:
+        return lambda texts: pc.match_substring_regex(texts, _BYTES)
+    if kind in ARRAYS:
+        return lambda texts: pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    return None
+
+
+def _one_of(allowed: Sequence[str]) -> Surely:
+    values = pa.array(allowed, pa.string())
+    return lambda texts: pc.if_else(texts.is_valid(), pc.is_in(texts, values), None)
 
 
 def _bounded(kind: Kind, bound: Decimal, *, above: bool) -> Surely | None:
     """Return the quick check of a minimum (``above``) or maximum ``bound``; None if there is none."""
+    keeps = pc.greater_equal if above else pc.less_equal
     if kind in INTEGERS:
         whole = int(bound.to_integral_value(ROUND_CEILING if above else ROUND_FLOOR))
         limit = max(-(2**63), min(2**63 - 1, whole))
         if limit != whole:
             return None
-        return _compared(_SURE_SPELLING[kind], pa.int64(), limit, above=above)
+
+        def of_whole(texts: pa.StringArray) -> pa.BooleanArray:
+            found = whole_numbers(texts, _DIGITS[kind])
+            return pc.if_else(found.plain, keeps(found.values, limit), found.plain)
+
+        return of_whole
     margin = _MARGIN * max(1.0, abs(float(bound)))
     certainly = float(bound) + (margin if above else -margin)
-    return _compared(_FEW_DIGITS, pa.float64(), certainly, above=above)
 
+    def of_fraction(texts: pa.StringArray) -> pa.BooleanArray:
+        readable = are_decimals(texts, *_FEW_DIGITS)
+        numbers = pc.if_else(readable, texts, None).cast(pa.float64())
+        return pc.if_else(readable, keeps(numbers, certainly), readable)
 
-def _compared(pattern: str, number: pa.DataType, limit: float, *, above: bool) -> Surely:
-    spelled = _spelled(pattern)
-    compare = pc.greater_equal if above else pc.less_equal
-
-    def surely(texts: pa.StringArray) -> pa.BooleanArray:
-        readable = spelled(texts)
-        numbers = pc.if_else(readable, texts, None).cast(number)
-        return pc.if_else(readable, compare(numbers, limit), readable)
-
-    return surely
+    return of_fraction

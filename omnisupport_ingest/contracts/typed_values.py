@@ -17,13 +17,13 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.pg_values import LONGEST_NUMERIC, value_test, whole_number
+from omnisupport_ingest.contracts.plain_texts import TIME, are_decimals, dates, moments, whole_numbers
 
 # Possessive quantifiers (++, *+), so that a long text is not matched again at each of its characters.
 _QUOTED = r'"((?:[^"\\]++|\\.)*+)"'
@@ -72,8 +72,6 @@ def longs_of(text: str) -> list[int | None] | None:
     return longs
 
 
-_TIME = pa.timestamp("us", tz="UTC")
-
 _ARROW_TYPES: dict[Kind, pa.DataType] = {
     Kind.BOOLEAN: pa.bool_(),
     Kind.SHORT: pa.int16(),
@@ -83,33 +81,13 @@ _ARROW_TYPES: dict[Kind, pa.DataType] = {
     Kind.DOUBLE: pa.float64(),
     Kind.NUMERIC_TEXT: pa.string(),
     Kind.DATE: pa.date32(),
-    Kind.TIMESTAMP: _TIME,
-    Kind.TIMESTAMPTZ: _TIME,
+    Kind.TIMESTAMP: TIME,
+    Kind.TIMESTAMPTZ: TIME,
     Kind.BINARY: pa.binary(),
     Kind.TEXT_ARRAY: pa.list_(pa.string()),
     Kind.INTEGER_ARRAY: pa.list_(pa.int64()),
     Kind.TEXT: pa.string(),
 }
-
-# Patterns of RE2. Each matches only texts that Arrow's cast reads as PostgreSQL means them.
-_SOME_DAY = (
-    r"(?:1[0-9]|20)[0-9]{2}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
-    r"|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
-)
-_USUAL_UTC = "+00"
-_UTC = r"(?:Z|\+00(?::?00)?)"
-_PLAIN: dict[Kind, str] = {
-    Kind.SHORT: r"\A-?[0-9]{1,4}\z",
-    Kind.INTEGER: r"\A-?[0-9]{1,9}\z",
-    Kind.LONG: r"\A-?[0-9]{1,18}\z",
-    Kind.FLOAT: r"\A-?[0-9]{1,9}(?:\.[0-9]{1,9})?\z",
-    Kind.DOUBLE: r"\A-?[0-9]{1,15}(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?\z",
-    Kind.DATE: rf"\A{_SOME_DAY}\z",
-    Kind.TIMESTAMP: (
-        rf"\A{_SOME_DAY}[ T](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?{_UTC}?\z"
-    ),
-}
-_PLAIN[Kind.TIMESTAMPTZ] = _PLAIN[Kind.TIMESTAMP]
 
 _MOMENT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[ T]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?"
@@ -135,16 +113,13 @@ def typed_array(texts: pa.Array, of: PgType) -> pa.Array:
     if of.kind is Kind.BOOLEAN:
         true, false = (pc.is_in(texts, pa.array(values)) for values in (["t", "true"], ["f", "false"]))
         return pc.if_else(pc.or_(true, false), true, pa.scalar(None, pa.bool_()))
-    pattern = _plain_pattern(of)
-    if pattern is None:
+    usual = _usual(texts, of, wanted)
+    if usual is None:
         return _one_by_one(texts, of, wanted)
-    plain = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
-    usual = _cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), wanted)
-    odd = pc.and_(pc.is_valid(texts), pc.invert(plain))
-    if not pc.any(odd).as_py():
+    if usual.null_count == texts.null_count:
         return usual
-    rows = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
-    return pc.replace_with_mask(usual, odd, _one_by_one(texts.take(pa.array(rows)), of, wanted))
+    odd = pc.and_(pc.is_valid(texts), pc.is_null(usual))
+    return pc.replace_with_mask(usual, odd, _one_by_one(texts.filter(odd), of, wanted))
 
 
 def typed_column(texts: pa.Array, column: Column) -> pa.Array:
@@ -158,26 +133,26 @@ def typed_column(texts: pa.Array, column: Column) -> pa.Array:
     return pa.array(values, typed.type).take(distinct.indices)
 
 
-def _plain_pattern(of: PgType) -> str | None:
-    if of.kind is not Kind.DECIMAL:
-        return _PLAIN.get(of.kind)
-    before, after = of.precision - of.scale, of.scale
-    if not before:
+_DIGITS = {Kind.SHORT: 4, Kind.INTEGER: 9, Kind.LONG: 18}
+
+
+def _usual(texts: pa.Array, of: PgType, wanted: pa.DataType) -> pa.Array | None:
+    """Return the values of the texts in the usual spelling, null for others; None if ``of`` has none."""
+    if of.kind in _DIGITS:
+        return whole_numbers(texts, _DIGITS[of.kind]).values.cast(wanted)
+    if wanted == TIME:
+        return moments(texts).values
+    if of.kind is Kind.DATE:
+        return dates(texts).values
+    if of.kind is Kind.DECIMAL and of.precision > of.scale:
+        plain = are_decimals(texts, of.precision - of.scale, of.scale)
+    elif of.kind is Kind.DOUBLE:
+        plain = are_decimals(texts, 15, 17, 2)
+    elif of.kind is Kind.FLOAT:
+        plain = are_decimals(texts, 9, 9)
+    else:
         return None
-    return rf"\A-?[0-9]{{1,{before}}}" + (rf"(?:\.[0-9]{{1,{after}}})?\z" if after else r"\z")
-
-
-def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if wanted == _TIME:
-        # Nearly always all have PostgreSQL's own suffix, and slicing costs less than a regular expression.
-        usual = pc.all(pc.ends_with(texts, _USUAL_UTC), min_count=0).as_py()
-        bare = (
-            pc.utf8_slice_codeunits(texts, 0, -len(_USUAL_UTC))
-            if usual
-            else pc.replace_substring_regex(texts, rf"{_UTC}\z", "")
-        )
-        return bare.cast(pa.timestamp("us")).cast(pa.int64()).cast(_TIME)
-    return texts.cast(wanted)
+    return pc.if_else(plain, texts, pa.scalar(None, pa.string())).cast(wanted)
 
 
 def _one_by_one(texts: pa.Array, of: PgType, wanted: pa.DataType) -> pa.Array:

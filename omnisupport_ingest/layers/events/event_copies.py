@@ -78,21 +78,22 @@ CREATE OR REPLACE TABLE events AS
 SELECT * REPLACE (regexp_replace(identity, $earlier, '\\1]') AS identity) FROM read
 """
 # NULL sorts first, as in Spark. For batches of capture the name of the batch counts before the watermark.
-_MARKS = """
-WITH shared AS (SELECT epoch, commit_lsn, ordinal, identity FROM events GROUP BY ALL HAVING count(*) > 1),
-together AS (SELECT events.* FROM events JOIN shared ON events.epoch = shared.epoch
-    AND events.commit_lsn = shared.commit_lsn AND events.ordinal = shared.ordinal
-    AND events.identity IS NOT DISTINCT FROM shared.identity),
-contents AS (SELECT * REPLACE (CASE max(erased) OVER (PARTITION BY epoch, commit_lsn, ordinal, identity)
-    WHEN 2 THEN bare WHEN 1 THEN shown ELSE content END AS content) FROM together),
-marked AS (SELECT file, row,
-    row_number() OVER (PARTITION BY epoch, commit_lsn, ordinal, identity, content
+_MARKS = f"""
+WITH places AS (SELECT epoch, commit_lsn, ordinal, identity, min(rowid) AS place, max({ERASED}) AS erased,
+    CASE max({ERASED}) WHEN {BY_BARE} THEN min({BARE}) <> max({BARE})
+        WHEN {BY_SHOWN} THEN min({SHOWN}) <> max({SHOWN})
+        ELSE min({CONTENT}) <> max({CONTENT}) END AS collision
+    FROM events GROUP BY epoch, commit_lsn, ordinal, identity HAVING count(*) > 1),
+marked AS (SELECT file, row, row_number() OVER (
+        PARTITION BY place, CASE places.erased WHEN {BY_BARE} THEN {BARE} WHEN {BY_SHOWN} THEN {SHOWN}
+            ELSE {CONTENT} END
         ORDER BY newest_epoch_before NULLS FIRST,
         CASE WHEN file_row IS NULL AND NOT starts_with(batch_id, $unsorted) THEN batch_id END NULLS FIRST,
-        watermark_before NULLS FIRST, landed_at NULLS FIRST, batch_id NULLS FIRST, file_row NULLS FIRST
-    )::INTEGER AS copy,
-    min(content) OVER place <> max(content) OVER place AS collision
-    FROM contents WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
+        watermark_before NULLS FIRST, landed_at NULLS FIRST, batch_id NULLS FIRST, file_row NULLS FIRST,
+        file, row
+    )::INTEGER AS copy, collision
+    FROM events JOIN places ON events.epoch = places.epoch AND events.commit_lsn = places.commit_lsn
+    AND events.ordinal = places.ordinal AND events.identity IS NOT DISTINCT FROM places.identity)
 SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
 """
 
@@ -167,27 +168,31 @@ def _rows_to_compare(window: Together, *, by_identity: bool) -> list[Rows]:
     files = [file for _, file in window.files]
     if sum(file.rows for file in files) > MOST_NUMBERED:
         return [np.arange(file.rows) for file in files]
-    numbers = [_position_numbers(file) for file in files]
-    shared = _shared(numbers)
-    # All events of a position are in one part. Multiplied, the upper bits of its number are mixed well.
-    shared = shared[(shared * _ODD >> 32) % window.parts == window.part]
-    if not len(shared):
-        return [np.zeros(0, np.int64) for _ in files]
-    found = [np.flatnonzero(np.isin(of_file, shared)) for of_file in numbers]
-    if not by_identity:
-        return found
+    found = _sharing([_position_numbers(file) for file in files], window.part, window.parts)
+    if not by_identity or not any(len(rows) for rows, _ in found):
+        return [rows for rows, _ in found]
     numbers = [
-        of_file[rows] * _ODD + _identity_numbers(file, rows)
-        for file, rows, of_file in zip(files, found, numbers, strict=True)
+        of_rows * _ODD + _identity_numbers(file, rows)
+        for file, (rows, of_rows) in zip(files, found, strict=True)
     ]
-    shared = _shared(numbers)
-    return [rows[np.isin(of_file, shared)] for rows, of_file in zip(found, numbers, strict=True)]
+    again = _sharing(numbers, 0, 1)
+    return [rows[places] for (rows, _), (places, _) in zip(found, again, strict=True)]
 
 
-def _shared(numbers: Sequence[Rows]) -> Rows:
-    every: Rows = np.sort(np.concatenate(numbers))
-    shared: Rows = every[1:][every[1:] == every[:-1]]
-    return shared
+def _sharing(numbers: Sequence[Rows], part: int, parts: int) -> list[tuple[Rows, Rows]]:
+    """Return, for each file, which of its ``numbers`` occur more than once in all files, and these numbers;
+    of the one ``part`` of ``parts`` only."""
+    every: Rows = np.concatenate(numbers)
+    # All events of a position are in one part. Multiplied, the upper bits of its number are mixed well.
+    rows = np.flatnonzero((every * _ODD >> 32) % parts == part) if parts > 1 else np.arange(len(every))
+    rows = rows[np.argsort(every[rows])]
+    in_order = every[rows]
+    alike = in_order[1:] == in_order[:-1]
+    is_shared = np.append(alike, False) | np.append(False, alike)
+    rows = np.sort(rows[is_shared[: len(rows)]])
+    starts = np.cumsum([0, *map(len, numbers)])
+    found = np.split(rows, np.searchsorted(rows, starts[1:-1]))
+    return [(of_file - start, every[of_file]) for of_file, start in zip(found, starts[:-1], strict=True)]
 
 
 def _identity_numbers(file: LakeFile, rows: Rows) -> Rows:
