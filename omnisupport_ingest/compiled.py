@@ -105,6 +105,10 @@ class CompiledValues(Protocol):
         self, data: Bytes | pa.Buffer, offsets: Bytes, valid: pa.Buffer | None, first: int, digits: int, /
     ) -> tuple[Memory, Memory | None, Memory]: ...
 
+    def keys(
+        self, data: Bytes | pa.Buffer, offsets: Bytes, valid: pa.Buffer | None, first: int, /
+    ) -> tuple[Memory, Memory | None, Memory]: ...
+
     def moments(
         self, data: Bytes | pa.Buffer, offsets: Bytes, valid: pa.Buffer | None, first: int, has_time: bool, /
     ) -> tuple[Memory, Memory | None, Memory]: ...

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.key_changes import without_complete_key_changes
+from omnisupport_ingest.contracts import plain_texts
 from omnisupport_ingest.contracts.flat_images import read_flat, read_keys
 
 Rows = npt.NDArray[np.int64]
@@ -26,8 +27,6 @@ Mask = npt.NDArray[np.bool_]
 
 Defaults = tuple[tuple[str, str | None], ...]
 """Columns that were added to a table later, each with the text that older rows have in it."""
-
-_INTEGER_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
 
 _FEW_STRETCHES = 8
 """Slices up to which folded rows are passed on without copying; each becomes a batch."""
@@ -167,11 +166,10 @@ def _ranks(keys: pa.StringArray) -> Rows:
 def integer_keys(keys: pa.StringArray) -> Rows | None:
     """Return ``keys`` as numbers if each is one plain integer, else None. A null key becomes the lowest
     number."""
-    plain = pc.match_substring_regex(keys, _INTEGER_KEY)
-    if not pc.all(plain).as_py():
+    found = plain_texts.integer_keys(keys)
+    if not pc.all(found.plain).as_py():
         return None
-    numbers = pc.utf8_slice_codeunits(keys, 2, -2).cast(pa.int64())
-    return np.asarray(pc.fill_null(numbers, np.iinfo(np.int64).min).to_numpy(), np.int64)
+    return np.asarray(pc.fill_null(found.values, np.iinfo(np.int64).min).to_numpy(), np.int64)
 
 
 def fold_ordinary(

@@ -215,6 +215,36 @@ end:
     return result;
 }
 
+PyDoc_STRVAR(keys_doc,
+"keys(data, offsets, valid, first) -> (plain, known, numbers)\n\n"
+"Texts and results as for `wholes`. Plain are JSON arrays of one text that is a whole number of at most 18 digits, without\n"
+"leading zeros.");
+
+static PyObject *keys(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "keys takes 4 arguments");
+    Texts texts;
+    Found found = {0};
+    PyObject *result = NULL;
+    if (open_texts(&texts, args) < 0 || begin(&found, &texts, 1) < 0) goto end;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t i = 0; i < texts.count; i++) {
+        if (!is_known(&texts, &found, i)) continue;
+        const uint8_t *at = texts.data + texts.offsets[i], *stop = texts.data + texts.offsets[i + 1];
+        if (stop - at < 5 || memcmp(at, "[\"", 2) || memcmp(stop - 2, "\"]", 2)) continue;
+        const uint8_t *digits = at + 2 + (at[2] == '-');
+        /* Only 0 itself begins with 0. */
+        if (*digits == '0' && stop - at != 5) continue;
+        set_plain(&found, i, whole(at + 2, stop - 2, 18, found.numbers + i));
+    }
+    Py_END_ALLOW_THREADS
+    result = result_of(&found, &texts);
+end:
+    end(&found);
+    close_texts(&texts);
+    return result;
+}
+
 PyDoc_STRVAR(decimals_doc,
 "decimals(data, offsets, valid, first, before, after, exponent) -> (plain, known)\n\n"
 "Texts as for `wholes`. Plain are numbers with at least one digit and at most `before`, and, where these are not 0, at\n"
@@ -286,6 +316,7 @@ end:
 
 static PyMethodDef methods[] = {
     {"decimals", (PyCFunction)(void (*)(void))decimals, METH_FASTCALL, decimals_doc},
+    {"keys", (PyCFunction)(void (*)(void))keys, METH_FASTCALL, keys_doc},
     {"moments", (PyCFunction)(void (*)(void))moments, METH_FASTCALL, moments_doc},
     {"wholes", (PyCFunction)(void (*)(void))wholes, METH_FASTCALL, wholes_doc},
     {NULL, NULL, 0, NULL},

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.compiled import CompiledImages, buffer_of, compiled_images, texts_of
+from omnisupport_ingest.contracts.plain_texts import integer_keys
 
 # Escapes that all readers decode alike: not NUL, and nothing that may be half of a surrogate pair.
 _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
@@ -157,6 +158,8 @@ def read_keys(
     keys: pa.StringArray, columns: Sequence[str]
 ) -> tuple[pa.BooleanArray, dict[str, pa.StringArray]]:
     """Return whether each key is proven to be a JSON array of one text per column, and these texts."""
+    if len(columns) == 1 and pc.all(whole := integer_keys(keys).plain).as_py() and not whole.null_count:
+        return whole, {columns[0]: pc.utf8_slice_codeunits(keys, 2, -2)}
     proven = pc.fill_null(pc.match_substring_regex(keys, _KEY), False)
     query = _READ_KEYS.format(
         paths=[f"/{place}" for place in range(len(columns))],

@@ -45,6 +45,15 @@ def whole_numbers(texts: pa.StringArray, digits: int) -> PlainTexts:
     return _read(compiled_values.wholes(*_given(texts), digits), len(texts), pa.int64())
 
 
+def integer_keys(keys: pa.StringArray) -> PlainTexts:
+    """Read row keys of one column, which are JSON arrays of one text, as 64-bit integers: whole numbers of at
+    most 18 digits, without leading zeros."""
+    if compiled_values is None:
+        plain = _matching(keys, r'\["(?:0|-?[1-9][0-9]{0,17})"\]')
+        return PlainTexts(plain, pc.utf8_slice_codeunits(_where(plain, keys), 2, -2).cast(pa.int64()))
+    return _read(compiled_values.keys(*_given(keys)), len(keys), pa.int64())
+
+
 def dates(texts: pa.StringArray) -> PlainTexts:
     """Read dates of four-digit years."""
     if compiled_values is None:

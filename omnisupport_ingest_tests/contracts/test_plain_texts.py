@@ -19,7 +19,7 @@ from omnisupport_ingest.compiled import buffer_of, compiled_values
 from omnisupport_ingest.contracts import plain_texts
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.pg_values import value_test
-from omnisupport_ingest.contracts.plain_texts import are_decimals, dates, moments, whole_numbers
+from omnisupport_ingest.contracts.plain_texts import are_decimals, dates, integer_keys, moments, whole_numbers
 from omnisupport_ingest.contracts.typed_values import _date, _moment
 from omnisupport_ingest_tests.examples import examples
 
@@ -101,6 +101,27 @@ def test_whole_numbers_are_those_of_few_digits(
             expected = None if text is None else bool(re.fullmatch(rf"-?[0-9]{{1,{digits}}}", text))
             assert plain is expected
             assert value == (int(text or "") if plain else None)
+
+
+_keys = st.one_of(
+    st.integers(-(10**19), 10**19).map(lambda number: f'["{number}"]'),
+    st.from_regex(r'\A\["-?0?[0-9]{0,19}"(,"1")?\]\Z'),
+)
+
+
+@settings(max_examples=examples(400))
+@given(_columns(_keys), _starts, _ways)
+def test_integer_keys_are_arrays_of_one_short_number(
+    written: list[str | None], start: int, compiled: bool
+) -> None:
+    for keys in _arrays(written, start):
+        with _read_by(compiled):
+            found = integer_keys(keys)
+        found.values.validate(full=True)
+        for text, plain, value in _rows(keys, found.plain, found.values):
+            number = None if text is None else re.fullmatch(r'\["(0|-?[1-9][0-9]{0,17})"\]', text)
+            assert plain is (None if text is None else number is not None)
+            assert value == (int(number[1]) if number else None)
 
 
 @settings(max_examples=examples(400))
@@ -189,6 +210,7 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
     functions: list[tuple[Callable[..., object], list[Any]]] = [
         (compiled_values.wholes, [2]),
         (compiled_values.moments, [True]),
+        (compiled_values.keys, []),
         (compiled_values.decimals, [2, 0, 0]),
     ]
     for at, value in wrong:
