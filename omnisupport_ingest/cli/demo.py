@@ -14,25 +14,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.demo_settings import (
+    home_overrides,
+    new_home_overrides,
+    require_of_a_demo,
+    settings_of,
+)
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.home import remove_home
 from omnisupport_ingest.cli.opening import has_home, open_home, open_settings
-from omnisupport_ingest.cli.render import progress_bar, some
+from omnisupport_ingest.cli.render import progress_bar
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import show_proof
-from omnisupport_ingest.contracts.in_force import recorded
-from omnisupport_ingest.contracts.load import default_contracts_dir
-from omnisupport_ingest.demo.domains import DEFAULT, DOMAINS, domain_called, embedded_domain, home_of
+from omnisupport_ingest.demo.domains import embedded_domain
 from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.scheduling.pending import Pending, pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import dagster_environment
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from omnisupport_ingest.demo.domain import Domain
-
-WINDOW = "minutes:1"
-"""Window size of a home that the demo makes; the workload reaches at least two windows."""
 
 _WORKLOAD_SECONDS = 65.0
 """Duration of the workload, long enough to reach a second window."""
@@ -145,22 +145,22 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
     Exit code: 0 nothing differs, 1 a difference or a named problem, 2 usage or settings, 3 the home has
     another domain, 4 Java or PostgreSQL is missing, 6 the home is in use, 7 a service failed.
     """
-    home_settings = Settings(**_home_overrides(domain))
+    home_settings = Settings(**home_overrides(domain))
     if home_settings.source_dsn is not None:
         raise click.UsageError(
             "demo makes tables and changes rows: it runs on the embedded PostgreSQL only. "
             "Unset OMNISUPPORT_SOURCE_DSN."
         )
     if fresh and has_home(home_settings):
-        settings = open_settings(**_home_overrides(domain))
+        settings = open_settings(**home_overrides(domain))
         home = open_home(settings)
-        _require_of_a_demo(home)
+        require_of_a_demo(home)
         # It raises if the source was captured from another server than the embedded one.
         embedded_server(settings, home)
         remove_home(home)
-    overrides = _settings_of(domain)
+    overrides = settings_of(domain)
     if not has_home(home_settings):
-        overrides |= _new_home_overrides(home_settings)
+        overrides |= new_home_overrides(home_settings)
     settings = open_settings(**overrides)
     home = open_home(settings)
     # If the next command finds the home by itself, nothing must be typed before it.
@@ -175,66 +175,6 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
         Supervisor(home, report=click.echo) as supervisor,
     ):
         return run(Demo(settings, home, supervisor, changes, seed, again, workers))
-
-
-def _require_of_a_demo(home: Home) -> None:
-    """Raise ``HomeMismatch`` if a source has landed in ``home`` that no demo has."""
-    # Who looks at a source makes its folders.
-    landed = {
-        each.parent.parent.name
-        for part in ("manifests", "epochs")
-        for each in home.landing.glob(f"*/{part}/*")
-    }
-    others = sorted(landed - set(DOMAINS))
-    if others:
-        raise HomeMismatch(
-            f"{home.path} has batches of {some(others)}, which no demo made, and --fresh removes the whole "
-            "home. Nothing was removed.",
-            fix="Give the demo a folder of its own by OMNISUPPORT_HOME. Or, if everything in this home may "
-            "go: omnisupport-ingest clean",
-        )
-
-
-def _home_overrides(domain: str | None) -> dict[str, Any]:
-    """Return the setting for the home of ``domain``; empty without a domain, or if the environment names a
-    home."""
-    if domain is None or "home" in Settings().model_fields_set:
-        return {}
-    return {"home": home_of(domain_called(domain))}
-
-
-def _new_home_overrides(settings: Settings) -> dict[str, Any]:
-    """Return settings that are fixed when a home is made, unless the environment sets them: window size and
-    first window.
-
-    Nothing in the demo's database is older than its home, and windows before it would look like a gap in the
-    UI.
-    """
-    wanted = {"window": WINDOW, "first_window": datetime.now(UTC)}
-    return {name: value for name, value in wanted.items() if name not in settings.model_fields_set}
-
-
-def _settings_of(domain: str | None) -> dict[str, Any]:
-    """Return the settings that ``--domain`` implies. Raises ``HomeMismatch`` if the home has another
-    domain."""
-    overrides = _home_overrides(domain)
-    if domain is None:
-        return overrides
-    chosen, settings = domain_called(domain), Settings(**overrides)
-    recorded_settings = recorded(settings)
-    if recorded_settings is None:
-        folder = settings.contracts_dir or default_contracts_dir(chosen.contracts)
-        return overrides | {"source": chosen.name, "contracts_dir": folder}
-    has = recorded_settings.source or DEFAULT.name
-    if has != chosen.name:
-        folder = settings.home.expanduser().absolute()
-        raise HomeMismatch(
-            f"The home {folder} has the source {has}, and --domain is {chosen.name}: a home keeps its "
-            "domain.",
-            fix=f"Unset OMNISUPPORT_HOME, or set it to another folder: {chosen.name} gets a home of its own. "
-            f"Or leave --domain out, to go on with {has}.",
-        )
-    return overrides | {"source": chosen.name}
 
 
 def run(demo: Demo) -> int:

@@ -19,7 +19,7 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.settings import ENV_FILE, PREFIX, env_with
 from omnisupport_ingest.tuning.curve import drawn, picture, require_plots
-from omnisupport_ingest.tuning.measuring import Load, Measured, measure, own, scratch
+from omnisupport_ingest.tuning.measuring import Load, Measured, measure, own, refuse_paused, scratch
 from omnisupport_ingest.tuning.points import (
     LITERATURE_ROWS,
     LITERATURE_SECONDS,
@@ -162,9 +162,9 @@ def tune(out: Out, write: bool, as_json: bool, **options: Any) -> int:
       omnisupport-ingest tune --own --seconds 120 --interval 1 --interval 5
       omnisupport-ingest tune --to dimension --interval 1 --interval 5 --seconds 60 --out tune.png
 
-    Exit code: 0 recommended, 1 no interval keeps the bounds, 2 usage or settings, 3 no home for --own,
-    4 PostgreSQL or Java is missing, 5 the source is not set up, 6 the home is in use, 7 a service failed or
-    nothing was committed.
+    Exit code: 0 recommended, 1 no interval keeps the bounds, or the source of --own is paused, 2 usage or
+    settings, 3 no home for --own, 4 PostgreSQL or Java is missing, 5 the source is not set up, 6 the home is
+    in use, 7 a service failed or nothing was committed.
     """
     path = out.file("tune.svg")
     if path.suffix not in (".svg", ".png"):
@@ -212,6 +212,7 @@ def _traffic_asked(of_own: bool, options: dict[str, Any]) -> tuple[float | None,
 
 def _agree(load: Load, tried: Sequence[Setting]) -> None:
     settings = open_settings()
+    refuse_paused(settings, existing_home(settings))
     whole = sum(load.seconds + each.seconds for each in tried)
     say_err(
         f"Your capture of {settings.source} will run with {counted(len(tried), 'setting')} in turn on "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,7 @@ __all__ = [
     "contract_of",
     "contract_paths",
     "default_contracts_dir",
+    "has_contract_of",
     "load_contract",
     "load_contracts",
 ]
@@ -80,6 +82,17 @@ def default_contracts_dir(folder: str = "contracts/data") -> Path:
     """Return ``folder`` of the working folder if it exists, else the packaged folder of that name."""
     here = Path(folder)
     return here if here.is_dir() else program_file(folder)
+
+
+def has_contract_of(folder: Path, source: str) -> bool:
+    """Whether a file of ``folder``, which may be missing, names ``source`` as that of its table. What cannot
+    be read names none."""
+    for path in sorted(folder.glob("*.json")):
+        with suppress(ContractError):
+            policy = read_document(path, ContractError).get("x-cdc")
+            if isinstance(policy, dict) and policy.get("source") == source:
+                return True
+    return False
 
 
 Amended = Callable[[dict[str, Any]], dict[str, Any]]

@@ -182,7 +182,12 @@ def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTa
     """Whether a window made with ``held`` versions needs no run: they are ``wanted``, or the window may
     wait."""
     changed = {_kind(each) for each in set(held) ^ set(wanted)}
-    return all(kind in _FOUND and decisions.action(_FOUND[kind].scenario) == WAIT for kind in changed)
+    return not changed or changed <= kinds_that_wait(decisions)
+
+
+def kinds_that_wait(decisions: DecisionTable) -> frozenset[str]:
+    """Return the kinds of versions for whose change alone no window is made again, by ``decisions``."""
+    return frozenset(kind for kind, found in _FOUND.items() if decisions.action(found.scenario) == WAIT)
 
 
 def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[DetectedScenario]:

@@ -31,6 +31,7 @@ from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import figures
@@ -42,9 +43,11 @@ from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import ServiceFailed, Supervisor
 from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.errors import CapturePaused
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn, slot_facts
 from omnisupport_ingest.tuning.points import Percentiles, Point, Setting
 from omnisupport_ingest.verify import services
@@ -135,11 +138,23 @@ def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[
 
 @contextmanager
 def own(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measured]:
-    """Yield the user's own platform, without its capture. Raises ``HomeInUse`` while the platform runs."""
+    """Yield the user's own platform, without its capture. Raises ``HomeInUse`` while the platform runs, and
+    ``CapturePaused``."""
+    refuse_paused(settings, home)
     with HomeLock(home, "tune"):
         services.check_source(settings, home, say)
         with _running(settings, home, load, say) as platform:
             yield platform
+
+
+def refuse_paused(settings: Settings, home: Home) -> None:
+    """Raise ``CapturePaused`` while the source is paused: its capture would wait, and nothing would land."""
+    pause = PauseRequest(LandingStore(home.landing, settings.source).folder).read()
+    if pause is not None:
+        raise CapturePaused(
+            f"The capture of {settings.source} is paused {pause}, so nothing of it can be measured.",
+            fix=f"omnisupport-ingest source resume {settings.source}",
+        )
 
 
 @contextmanager
@@ -197,7 +212,8 @@ def _out_of_sight(folder: Path) -> Iterator[None]:
 
 
 def measure(platform: Measured, setting: Setting) -> Point:
-    """Capture the traffic of the load with ``setting``. Raises ``MeasuringFailed`` if none of it lands."""
+    """Capture the traffic of the load with ``setting``. Raises ``MeasuringFailed`` if none of it lands, and
+    ``CapturePaused`` if somebody pauses the source meanwhile."""
     supervisor = platform.supervisor
     tried = platform.settings.model_copy(
         update={"batch_max_seconds": setting.seconds, "batch_max_bytes": setting.bytes}
@@ -285,7 +301,8 @@ def _traffic(platform: Measured) -> _Traffic:
 
 
 def _captures(platform: Measured) -> bool:
-    """Whether capture follows the slot, and every table has been read."""
+    """Whether capture follows the slot, and every table has been read. Raises ``CapturePaused``."""
+    refuse_paused(platform.settings, platform.home)
     with closing(connect(platform.dsn)) as connection:
         slot = slot_facts(connection, platform.settings.slot)
     if slot is None or slot.active_pid is None:
@@ -309,6 +326,7 @@ def _wait_for_all(platform: Measured) -> None:
     workspace, until = platform.workspace, current_wal_lsn(platform.dsn)
 
     def all_there() -> bool:
+        refuse_paused(platform.settings, platform.home)
         pending = pending_windows(workspace, platform.settings.source)
         landed = pending.stream_end is not None and pending.stream_end >= until
         return landed and (pending.nothing or not platform.load.to_dimension)

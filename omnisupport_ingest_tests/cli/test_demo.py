@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,11 +16,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from omnisupport_ingest.cli import demo
+from omnisupport_ingest.cli import demo, demo_settings
 from omnisupport_ingest.cli.demo import Demo, DemoStuck, pending_or_stuck, say_what_to_do_next
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import in_force
+from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.demo.domain import Domain
 from omnisupport_ingest.demo.domains import DOMAINS, embedded_domain
 from omnisupport_ingest.demo.social import SOCIAL
@@ -48,7 +50,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_home_of(domain: str) -> Path:
     """A home as the demo makes it, with its first epoch begun."""
-    settings = open_settings(**demo._settings_of(domain))
+    settings = open_settings(**demo_settings.settings_of(domain))
     home = open_home(settings)
     LandingStore(home.landing, settings.source).begin_epoch("first", None)
     return home.path
@@ -57,7 +59,7 @@ def a_home_of(domain: str) -> Path:
 def test_each_domain_has_a_home_a_database_and_contracts_of_its_own(tmp_path: Path) -> None:
     found = {}
     for domain in (SUPPORT_DESK, SOCIAL):
-        settings = open_settings(**demo._settings_of(domain.name))
+        settings = open_settings(**demo_settings.settings_of(domain.name))
         assert settings.source == domain.name
         assert embedded_domain(settings) is domain
         assert in_force(settings).contracts == program_file(domain.contracts)
@@ -70,20 +72,20 @@ def test_the_windows_of_a_new_home_begin_when_it_is_made_unless_a_setting_says_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = datetime.now(UTC)
-    settings = open_settings(**demo._new_home_overrides(Settings()))
+    settings = open_settings(**demo_settings.new_home_overrides(Settings()))
     grid = open_home(settings).grid
-    assert str(grid.size) == demo.WINDOW
+    assert str(grid.size) == demo_settings.WINDOW
     assert grid.truncate(before) <= grid.first <= datetime.now(UTC), "windows before would look like a gap"
     monkeypatch.setenv("OMNISUPPORT_FIRST_WINDOW", "2026-01-01T00:00:00+00:00")
-    assert demo._new_home_overrides(Settings()) == {"window": demo.WINDOW}
+    assert demo_settings.new_home_overrides(Settings()) == {"window": demo_settings.WINDOW}
 
 
 def test_a_home_knows_its_domain_in_every_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISUPPORT_HOME", str(a_home_of("social")))
-    settings = open_settings(**demo._settings_of(None))
+    settings = open_settings(**demo_settings.settings_of(None))
     assert embedded_domain(settings) is SOCIAL
     assert in_force(settings).contracts == program_file(SOCIAL.contracts)
-    assert open_settings(**demo._settings_of("social")) == settings
+    assert open_settings(**demo_settings.settings_of("social")) == settings
 
 
 @pytest.mark.parametrize(("has", "asked"), [("social", "support_desk"), ("support_desk", "social")])
@@ -110,12 +112,59 @@ def test_contracts_of_the_working_directory_go_before_those_of_the_program(tmp_p
     assert in_force(open_settings(home=home)).contracts == tmp_path / "contracts" / "social" / "data"
 
 
+@pytest.mark.parametrize("domain", [SUPPORT_DESK, SOCIAL], ids=lambda domain: domain.name)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "by the setting or none"])
+def test_in_a_project_with_contracts_of_its_own_the_demo_takes_those_of_the_program_and_says_so(
+    domain: Domain[Any], named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("init", ".").code == 0
+    document = json.loads(program_file("contracts/data/tickets.json").read_text())
+    document["x-cdc"]["source"] = "shop"
+    mine = tmp_path / "contracts" / "data" / "tickets.json"
+    mine.write_text(json.dumps(document))
+    if not named and domain is SOCIAL:
+        monkeypatch.setenv("OMNISUPPORT_SOURCE", "social")
+    began = list[Demo]()
+    monkeypatch.setattr(demo, "run", lambda of: began.append(of) or 0)
+    done = command("demo", *(("--domain", domain.name) if named else ()))
+    assert done.code == 0, done.output
+    assert f"contracts/data has no table of {domain.name}: the demo takes its own contracts" in done.err
+    [of] = began
+    assert of.domain is domain and of.settings.source == domain.name
+    has = in_force(of.settings)
+    assert has.contracts == program_file(domain.contracts)
+    assert has.decision_table == program_file(demo_settings.DECISIONS), (
+        "the copy of the project is for its own tables"
+    )
+    assert of.workspace.contracts.sources() == load_contracts(program_file(domain.contracts)).sources()
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", "contracts/data")
+    refused = command("demo", *(("--domain", domain.name) if named else ()))
+    assert refused.code == 2
+    assert f"is contracts/data, which has no table of {domain.name}. Unset it" in refused.err
+
+
+def test_a_home_of_other_tables_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = json.loads(program_file("contracts/data/tickets.json").read_text())
+    document["x-cdc"]["source"] = "shop"
+    (tmp_path / "contracts" / "data").mkdir(parents=True)
+    (tmp_path / "contracts" / "data" / "tickets.json").write_text(json.dumps(document))
+    LandingStore(open_home(open_settings()).landing, "shop").begin_epoch("first", None)
+    monkeypatch.setattr(demo, "run", lambda _: pytest.fail("nothing is started"))
+    done = command("demo")
+    assert done.code == 3
+    assert f"{tmp_path / '.omnisupport'} has tables of shop, and none of support_desk" in done.err
+    assert "OMNISUPPORT_HOME" in done.err
+
+
 _OPENED = """
-from omnisupport_ingest.cli import demo
+from omnisupport_ingest.cli import demo_settings
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.in_force import in_force
+from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.landing.store import LandingStore
-settings = open_settings(**demo._settings_of("social"))
+settings = open_settings(**demo_settings.settings_of("social"))
 store = LandingStore(open_home(settings).landing, settings.source)
 if store.current_epoch() is None:
     store.begin_epoch("first", None)

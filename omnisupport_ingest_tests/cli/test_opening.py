@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.cli.opening import open_settings, open_workspace, table_of
+from omnisupport_ingest.cli.opening import open_home, open_settings, open_workspace, table_of
+from omnisupport_ingest.cli.up import Captures
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.in_force import in_force
 from omnisupport_ingest.contracts.model import UnknownTable
+from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochFacts
 from omnisupport_ingest.landing.store import LandingStore
@@ -129,3 +133,43 @@ def test_targets_that_nobody_named_have_no_lag(home: Path) -> None:
     with environment(home=str(home), contracts_dir=str(program_file("contracts/data"))):
         done = command("target", "status")
     assert (done.code, done.out) == (0, "No contract names a target.\n")
+
+
+@pytest.mark.parametrize("checkout", [True, False], ids=["in a checkout", "in an empty folder"])
+def test_a_new_home_of_a_domain_of_the_demo_has_its_contracts(
+    checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if checkout:
+        for folder in ("contracts", "reports/week03"):
+            shutil.copytree(program_file(folder), tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    with environment(source="social"):
+        settings = open_settings()
+        home = open_home(settings)
+        has = in_force(settings)
+        assert has.contracts == (tmp_path / SOCIAL.contracts if checkout else program_file(SOCIAL.contracts))
+        assert Captures(settings, home).names == ("social",)
+        LandingStore(home.landing, "social").begin_epoch("first", None)
+        assert in_force(open_settings()) == in_force(settings), "the home has recorded them"
+    with environment():
+        assert open_settings().source == "social" and in_force(open_settings()).contracts == has.contracts
+
+
+def test_contracts_of_ones_own_stay_in_force_beside_a_source_called_like_a_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = json.loads(program_file("contracts/data/tickets.json").read_text())
+    document["x-cdc"]["source"] = "shop"
+    mine = tmp_path / "contracts" / "data" / "tickets.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(json.dumps(document))
+    monkeypatch.chdir(tmp_path)
+    with environment(source="social"):
+        assert in_force(open_settings()).contracts == mine.parent
+    with environment(source="social", source_dsn="dbname=network"):
+        assert in_force(open_settings()).contracts == mine.parent
+    document["x-cdc"]["source"] = "social"
+    mine.write_text(json.dumps(document))
+    shutil.copytree(program_file("contracts/social"), tmp_path / "contracts" / "social")
+    with environment(source="social"):
+        assert in_force(open_settings()).contracts == mine.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from omnisupport_ingest.contracts.load import (
     ContractError,
     default_contracts_dir,
+    has_contract_of,
     load_contract,
     load_contracts,
 )
@@ -281,6 +283,17 @@ def test_contracts_of_the_working_folder_come_first(tmp_path: Path, monkeypatch:
     assert (default_contracts_dir() / "tickets.json").exists()
     (tmp_path / "contracts" / "data").mkdir(parents=True)
     assert default_contracts_dir() == Path("contracts/data")
+
+
+def test_a_source_has_a_contract_whatever_else_is_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "contracts"
+    assert not has_contract_of(folder, "support_desk")
+    folder.mkdir()
+    (folder / "a.json").write_text("{")
+    (folder / "b.json").write_text('{"x-cdc": null}')
+    assert not has_contract_of(folder, "support_desk")
+    shutil.copy(default_contracts_dir() / "tickets.json", folder)
+    assert has_contract_of(folder, "support_desk") and not has_contract_of(folder, "social")
 
 
 def test_reading_contracts_needs_neither_spark_nor_pandera() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.history import SOURCE, History
+from omnisupport_ingest.contracts.decision_table import CONTRACT_CHANGE, REPLAY_WINDOW, WAIT
 from omnisupport_ingest.lake import looks
+from omnisupport_ingest.layers import survey_cache
 from omnisupport_ingest.layers.scheduling import pending
 from omnisupport_ingest.layers.scheduling.pending import pending_windows, standing_of_windows
 
@@ -96,6 +100,26 @@ def test_a_table_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
     other.workspace.raw(SOURCE).folder.rename(log)
     assert not before.is_newest()
     assert mark is not None and history.workspace.raw(SOURCE).open().windows_since(mark) is None
+
+
+def test_windows_that_may_no_longer_wait_are_pending_though_nothing_else_has_changed(tmp_path: Path) -> None:
+    history = History(tmp_path, 1)
+    # More than a new process looks at without a sign of a change.
+    history.grow(2 * survey_cache._LOOKED_AGAIN + 1)
+    shipped = history.workspace.decisions
+
+    def stale(action: str) -> int:
+        row = replace(shipped.decisions[CONTRACT_CHANGE], action=action)
+        decisions = replace(shipped, decisions={**shipped.decisions, CONTRACT_CHANGE: row})
+        return len(pending_windows(replace(history.opened(), decisions=decisions), SOURCE).windows)
+
+    path = tmp_path / "contracts" / "notes.json"
+    document = json.loads(path.read_text())
+    document["properties"]["title"]["maxLength"] = 5
+    path.write_text(json.dumps(document))
+    assert stale(WAIT) == 0
+    assert stale(REPLAY_WINDOW) == history.batches
+    assert stale(WAIT) == 0
 
 
 @contextmanager

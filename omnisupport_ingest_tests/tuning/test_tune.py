@@ -16,7 +16,9 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.runtime.running import running_services
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.embedded.dsn import source_dsn
+from omnisupport_ingest.tuning import measuring
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.waiting import until
@@ -104,6 +106,30 @@ def test_own_needs_a_home_and_no_rate(
         done = command("tune", *options)
     assert done.code in (2, 3)
     assert problem in done.output
+
+
+@pytest.mark.parametrize("when", ["before it is asked for", "before it begins", "while it runs"])
+def test_own_measures_no_paused_source_and_says_at_once_how_to_end_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = Home.open(tmp_path / "home", WindowSize(60))
+    pause = PauseRequest(LandingStore(home.landing, "support_desk").folder)
+    if when == "while it runs":
+        began = measuring._traffic
+        monkeypatch.setattr(
+            measuring, "_traffic", lambda platform: (began(platform), pause.write("a test"))[0]
+        )
+    else:
+        pause.write("a test")
+        monkeypatch.setattr(measuring, "_running", lambda *_: pytest.fail("nothing is started"))
+    agreed = () if when == "before it is asked for" else ("--yes",)
+    with environment(home=str(home.path)):
+        done = command("tune", "--own", *agreed, "--seconds", "1", "--interval", "1")
+    assert done.code == 1 and "Go on?" not in done.output
+    assert "The capture of support_desk is paused since" in done.err and "(a test)" in done.err
+    assert "Fix: omnisupport-ingest source resume" in done.err
+    assert pause.present
 
 
 def _working_in(folder: Path) -> list[int]:

@@ -50,7 +50,7 @@ from omnisupport_ingest.layers.scheduling.window_numbers import (
 )
 from omnisupport_ingest.layers.survey_cache import SurveyCache
 from omnisupport_ingest.layers.type_changes import waiting
-from omnisupport_ingest.layers.versions import RulesVersions
+from omnisupport_ingest.layers.versions import RulesVersions, kinds_that_wait
 from omnisupport_ingest.layers.withheld_numbers import withheld_numbers
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
@@ -321,14 +321,20 @@ class _Survey:
         return versions
 
     def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
-        """The versions of every window, and the further versions that some windows have."""
+        """What decides about every window, and the further versions that some windows have.
+
+        If it changes, all windows are looked at again.
+        """
+        decisions = self._workspace.decisions
         contracts = tuple(each.fingerprint for each in self._contracts)
         taking = tuple(each.contract.name for each in self._layers.tables)
         rules_in_force = (
             raw.VERSIONS,
             self._versions.common(),
             contracts,
-            self._workspace.decisions.fingerprint,
+            decisions.fingerprint,
+            # Not in the fingerprint, as no verdict depends on it.
+            sorted(kinds_that_wait(decisions)),
         )
         noted = len(self._policies.noted) if self._policies is not None else 0
         return (*rules_in_force, taking, self._apart, noted), self._versions.apart()

@@ -22,6 +22,7 @@ from omnisupport_ingest.key_range import ORDERED_TYPES, TEXT, KeyRange
 from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.errors import TableUnreadable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 
 Bound = tuple[str, ...]
@@ -94,7 +95,8 @@ def cut(
     """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk is enough.
 
     Bounds are read as the caller iterates, in the open transaction of ``connection``. This takes a while if
-    an index is read for many rows.
+    an index is read for many rows. Raises ``TableUnreadable`` if a column that the table is cut by is NULL in
+    one of the rows: no key range has such a row.
     """
     by, rows = into.by, into.rows
     if not by:
@@ -103,6 +105,7 @@ def cut(
     if by == (CTID,):
         yield from _pages(size, rows)
         return
+    _refuse_null(connection, table, relation, by, conditions)
     listed = ", ".join(identifier(name) for name in by)
     # With aliases, because ORDER BY would otherwise order by the texts.
     bounds = [f"bound_{number}" for number in range(len(by))]
@@ -137,8 +140,43 @@ def cut(
         yield bound
 
 
+def _refuse_null(
+    connection: Connection,
+    table: TableContract,
+    relation: CatalogRelation,
+    columns: Sequence[str],
+    conditions: Sequence[str],
+) -> None:
+    """Raise ``TableUnreadable`` if one of ``columns`` is NULL in a row that meets ``conditions``.
+
+    A capture does not start with a key column that may be NULL, but a column may become so later.
+    """
+    with source_errors(f"reading the columns of {table.full_name}"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s AND a.attname = ANY(%s) AND NOT a.attnotnull",
+            (*table.table_name, list(columns)),
+        )
+        nullable = sorted(column for (column,) in cursor.fetchall())
+    for column in nullable:
+        name = source_of_rows(table.table_name, relation)
+        is_null = where((), (), None, None, (*conditions, f"{identifier(column)} IS NULL"))
+        with source_errors(f"looking for NULL in {table.full_name}"), connection.cursor() as cursor:
+            cursor.execute(f"SELECT FROM {name}{is_null} LIMIT 1")
+            if cursor.fetchone() is None:
+                continue
+        raise TableUnreadable(
+            f"Key column {column} of {table.full_name} is NULL in some rows, and no range of keys has these.",
+            fix=f"Give these rows a value in {column}, then ALTER TABLE {qualified(*table.table_name)} ALTER "
+            f"COLUMN {identifier(column)} SET NOT NULL; and omnisupport-ingest source snapshot {table.name}. "
+            "omnisupport-ingest preflight names whatever else the key lacks.",
+            table=table.full_name,
+        )
+
+
 def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
-    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of key values)."""
+    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of key values without null)."""
     listed = ", ".join(identifier(name) for name in table.key)
     rows = ", ".join(_row(json.loads(key), types) for key in sorted(keys))
     return f" WHERE ({listed}) IN ({rows})"

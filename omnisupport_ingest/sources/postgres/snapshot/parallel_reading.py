@@ -9,6 +9,7 @@ as an insert without those columns.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -273,7 +274,7 @@ def _changed_keys(
     """Return the new keys (JSON arrays, as in events) of key changes in ``table`` that left columns unsent.
 
     ``batches``: of the epoch's stream. Only commits from ``since`` (inclusive) to ``below`` (exclusive)
-    count.
+    count. A key with NULL is left out: it belongs to no row.
     """
     keys: set[str] = set()
     for batch in batches:
@@ -294,5 +295,5 @@ def _changed_keys(
                 & (pc.field("commit_lsn") >= since.value)
                 & (pc.field("commit_lsn") < below.value)
             )
-            keys.update(changed.column("key").to_pylist())
+            keys.update(key for key in changed.column("key").to_pylist() if None not in json.loads(key))
     return frozenset(keys)

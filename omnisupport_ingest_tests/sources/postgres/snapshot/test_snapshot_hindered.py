@@ -20,10 +20,21 @@ from omnisupport_ingest.sources.postgres.session import connection
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
+from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
+    capture,
+    complete,
+    following,
+    make_papers,
+)
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 COLUMNS = ("id", "v")
+NULLABLE = (
+    "ALTER TABLE tickets REPLICA IDENTITY FULL",
+    "ALTER TABLE tickets DROP CONSTRAINT tickets_pkey, ALTER id DROP NOT NULL",
+    "CREATE UNIQUE INDEX ON tickets (id)",
+)
 LOCKED = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'tickets'::regclass"
 
 
@@ -191,3 +202,45 @@ def test_time_limits_of_the_role_end_neither_a_snapshot_nor_the_stream(tickets: 
     tickets.sql("UPDATE tickets SET v = 'new' WHERE id < 50")
     behind.catch_up()
     assert_same_as_source(tickets)
+
+
+@pytest.mark.parametrize(
+    "emptied",
+    [
+        pytest.param("UPDATE tickets SET id = NULL WHERE id > 50", id="in the first chunk"),
+        pytest.param("UPDATE tickets SET id = NULL WHERE id = 1000", id="in the last chunk"),
+    ],
+)
+def test_key_column_that_is_null_by_now_is_named_and_its_table_left_out(
+    tickets: SourceUnderTest, emptied: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tickets.sql("CREATE TABLE other (id int PRIMARY KEY, v text)")
+    tickets.tables.append(contract("other", COLUMNS))
+    with following(tickets):
+        until(lambda: complete(tickets) and complete(tickets, "other"))
+        tickets.sql(*NULLABLE, emptied)
+        SnapshotRequests(tickets.store.folder).write("tickets", "a test")
+        until(lambda: "tickets is left out, the other tables go on" in caplog.text)
+        tickets.sql("INSERT INTO other VALUES (1, 'one')")
+        until(lambda: folded(tickets.events(), "other") == tickets.rows("other", COLUMNS))
+    assert "Key column id of public.tickets is NULL in some rows" in caplog.text
+    assert len(tickets.events("b")) == 2, "no snapshot without those rows counts as whole"
+
+
+def test_row_whose_key_becomes_null_while_its_table_is_read_is_not_read_again(
+    source: SourceUnderTest,
+) -> None:
+    make_papers(source, 101, 300)
+
+    def landed(batch: Manifest) -> None:
+        if batch.chunk is not None and (batch.chunk.chunk, batch.chunk.boundary) == (0, False):
+            source.sql(
+                *(each.replace("tickets", "papers") for each in NULLABLE),
+                "UPDATE papers SET id = NULL WHERE id = 300",
+                "UPDATE papers SET id = 1 WHERE id = 299",
+            )
+
+    capture(source, landed)
+    changed = {event.key: event.unchanged for event in source.events("c")}
+    assert changed == {"[null]": ["long"], '["1"]': ["long"]}
+    assert [event.key for event in source.events("r")].count('["1"]') == 1
