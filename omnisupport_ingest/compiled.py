@@ -1,8 +1,8 @@
 """The compiled functions that read changes, rows, lines, row images and values, if they are installed.
 
 They are compiled when the package is installed on a machine with a C compiler; a built wheel has them.
-Without them every row is converted by the exact way in Python, with the same result, at several times the
-processor time.
+Without them rows are converted one by one in Python, and columns of values by Arrow, with the same result, at
+several times the processor time.
 """
 
 from __future__ import annotations

@@ -43,6 +43,11 @@ static int open_all(Argument *arguments, PyObject *const *objects, const size_t 
 
 static int64_t items(const Argument *argument, size_t size) { return argument->view.len / (Py_ssize_t)size; }
 
+/* Whether `bytes` bytes have `count` bits from number `first` on. None of these is negative. */
+static inline int has_bits(int64_t bytes, int64_t first, int64_t count) {
+    return first <= INT64_MAX - 7 - count && (first + count + 7) / 8 <= bytes;
+}
+
 /* ---- the results ---- */
 
 static void free_block(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, NULL)); }

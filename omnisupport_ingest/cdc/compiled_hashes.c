@@ -186,10 +186,9 @@ static int open_source(PyObject *given, Source *source, int64_t rows) {
     source->first = first;
     int is_known = kind == TEXT || kind == NUMBER || kind == SHORT_NUMBER || kind == CONSTANT;
     size_t size = kind == NUMBER ? 8 : 4;
-    int64_t needed = kind == CONSTANT ? 0 : first + rows + (kind == TEXT);
     if (!is_known || first < 0 || first > INT64_MAX / 8 - rows - 1 ||
-        source->values.len / (Py_ssize_t)size < needed || (uintptr_t)source->values.buf % size ||
-        (source->is_open[2] && source->valid.len < (first + rows + 7) / 8)) {
+        (kind != CONSTANT && source->values.len / (Py_ssize_t)size < first + rows + (kind == TEXT)) || (uintptr_t)source->values.buf % size ||
+        (source->is_open[2] && !has_bits(source->valid.len, first, rows))) {
         PyErr_SetString(PyExc_ValueError, "a column does not fit its rows");
         return -1;
     }

@@ -20,15 +20,12 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
 from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
-from omnisupport_ingest.contracts.plain_texts import are_decimals, dates, moments, whole_numbers
+from omnisupport_ingest.contracts.plain_texts import SAFE_DIGITS, are_decimals, dates, moments, whole_numbers
 from omnisupport_ingest.contracts.quality import WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import VALUE_RULES, Breaks, rules_of
 
 Surely = Callable[[pa.StringArray], pa.BooleanArray]
 """Returns which texts certainly keep a rule; null for a null text."""
-
-_DIGITS = {Kind.SHORT: 4, Kind.INTEGER: 9, Kind.LONG: 18}
-"""The digits that surely fit into a whole number of each kind."""
 
 _FRACTIONAL = {
     # With at most 15 digits before and after the point a double is neither infinite nor rounded to zero.
@@ -40,7 +37,8 @@ _FRACTIONAL = {
 """The digits before and after the point that surely make a number of each kind."""
 
 _FEW_DIGITS = (11, 4)
-"""The same of a number whose double and float differ, relatively, by less than ``_MARGIN``."""
+"""Digits before and after the point up to which a number's double and float differ, relatively, by less than
+``_MARGIN``."""
 
 _BYTES = r"\A\\x(?:[0-9a-fA-F]{2})*\z"
 
@@ -227,8 +225,8 @@ def _surely(column: model.Column, rule: str) -> Surely | None:
 
 def _spelled(kind: Kind) -> Surely | None:
     """Return the quick check that a text is a value of ``kind``; None if there is none."""
-    if kind in _DIGITS:
-        return lambda texts: whole_numbers(texts, _DIGITS[kind]).plain
+    if kind in SAFE_DIGITS:
+        return lambda texts: whole_numbers(texts, SAFE_DIGITS[kind]).plain
     if kind in _FRACTIONAL:
         return lambda texts: are_decimals(texts, *_FRACTIONAL[kind])
     if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
@@ -259,7 +257,7 @@ def _bounded(kind: Kind, bound: Decimal, *, above: bool) -> Surely | None:
             return None
 
         def of_whole(texts: pa.StringArray) -> pa.BooleanArray:
-            found = whole_numbers(texts, _DIGITS[kind])
+            found = whole_numbers(texts, SAFE_DIGITS[kind])
             return pc.if_else(found.plain, keeps(found.values, limit), found.plain)
 
         return of_whole

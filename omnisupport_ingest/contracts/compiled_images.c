@@ -176,7 +176,7 @@ static PyObject *read_images(PyObject *module, PyObject *const *args, Py_ssize_t
     reading.read = read;
     reading.images = items(of + 1, 4) - 1;
     int is_whole = reading.images >= 0 && reading.looked_for >= 0 && read >= 0 && read <= reading.looked_for && first >= 0 &&
-                   (!valid.is_open || (first + reading.images + 7) / 8 <= valid.view.len);
+                   (!valid.is_open || has_bits(valid.view.len, first, reading.images));
     for (int64_t i = 0; is_whole && i <= reading.looked_for; i++)
         is_whole = reading.name_at[i] >= (i ? reading.name_at[i - 1] : 0) && reading.name_at[i] <= of[2].view.len;
     for (int64_t i = 0; is_whole && i <= reading.images; i++)

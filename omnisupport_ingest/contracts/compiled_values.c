@@ -29,7 +29,7 @@ static int open_texts(Texts *texts, PyObject *const *args) {
     texts->offsets = texts->of[1].view.buf;
     texts->count = items(texts->of + 1, 4) - 1;
     int fits = texts->count >= 0 && texts->first >= 0 &&
-               (!texts->valid.is_open || (texts->first + texts->count + 7) / 8 <= texts->valid.view.len);
+               (!texts->valid.is_open || has_bits(texts->valid.view.len, texts->first, texts->count));
     for (int64_t i = 0; fits && i <= texts->count; i++)
         fits = texts->offsets[i] >= (i ? texts->offsets[i - 1] : 0) && texts->offsets[i] <= texts->of[0].view.len;
     if (fits) return 0;
@@ -134,14 +134,14 @@ static inline int two(const uint8_t *at) {
     return tens > 9 || ones > 9 ? -1 : (int)(tens * 10 + ones);
 }
 
-/* The days from 1970-01-01 to the day in the ten bytes at `at`; `*is_day` is 0 if they are none of the years 1000 to 9998.
+/* The days from 1970-01-01 to the day in the ten bytes at `at`; `*is_day` is 0 if they are none of the years 1000 to 9999.
    Source: days_from_civil of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms". */
 static inline int64_t day(const uint8_t *at, int *is_day) {
     static const uint8_t lengths[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
     int century = two(at), years = two(at + 2), month = two(at + 5), of_month = two(at + 8);
     int year = century * 100 + years;
     *is_day = 0;
-    if (century < 10 || years < 0 || year > 9998 || at[4] != '-' || at[7] != '-' || month < 1 || month > 12) return 0;
+    if (century < 10 || years < 0 || at[4] != '-' || at[7] != '-' || month < 1 || month > 12) return 0;
     int is_leap = year % 4 == 0 && (year % 100 || year % 400 == 0);
     if (of_month < 1 || of_month > lengths[month - 1] + (month == 2 && is_leap)) return 0;
     *is_day = 1;
@@ -165,6 +165,8 @@ static inline int moment(const uint8_t *at, const uint8_t *stop, int64_t *micros
     static const int32_t scales[] = {1000000, 100000, 10000, 1000, 100, 10, 1};
     int is_day, is_zone;
     if (stop - at < 19 || (at[10] != ' ' && at[10] != 'T') || at[13] != ':' || at[16] != ':') return 0;
+    /* By a zone a moment of the last year may lie beyond the calendar, which the exact reader knows. */
+    if (!memcmp(at, "9999", 4)) return 0;
     int64_t days = day(at, &is_day);
     int hour = two(at + 11), minute = two(at + 14), second = two(at + 17);
     if (!is_day || hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 59) return 0;
@@ -186,7 +188,7 @@ static inline int moment(const uint8_t *at, const uint8_t *stop, int64_t *micros
 PyDoc_STRVAR(wholes_doc,
 "wholes(data, offsets, valid, first, digits) -> (plain, known, numbers)\n\n"
 "Read the texts of an Arrow array: `data` and `offsets` (int32); `valid`, its bits from number `first` on, or None.\n"
-"Plain are whole numbers of at most `digits` digits (1 to 18). `plain` and `known` (not null; None: all) are bits,\n"
+"Plain are whole numbers of at most `digits` digits (1 to 18), which a `-` may precede. `plain` and `known` (not null; None: all) are bits,\n"
 "`numbers` the numbers (int64, 0 where none is).");
 
 static PyObject *wholes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
@@ -247,7 +249,7 @@ end:
 
 PyDoc_STRVAR(decimals_doc,
 "decimals(data, offsets, valid, first, before, after, exponent) -> (plain, known)\n\n"
-"Texts as for `wholes`. Plain are numbers with at least one digit and at most `before`, and, where these are not 0, at\n"
+"Texts as for `wholes`. Plain are numbers, which a `-` may precede, with one to `before` digits and, where these are not 0, at\n"
 "most `after` digits behind a point and at most `exponent` digits of an exponent.");
 
 static PyObject *decimals(PyObject *module, PyObject *const *args, Py_ssize_t count) {
@@ -281,8 +283,8 @@ end:
 
 PyDoc_STRVAR(moments_doc,
 "moments(data, offsets, valid, first, has_time) -> (plain, known, numbers)\n\n"
-"Texts as for `wholes`. Plain are dates or, with `has_time`, times of the years 1000 to 9998, without zone, with Z, or\n"
-"with one of at most 15:59 hours. `numbers`: days, or microseconds in UTC, from 1970-01-01 on.");
+"Texts as for `wholes`. Plain are dates of the years 1000 to 9999 or, with `has_time`, times of 1000 to 9998, without\n"
+"zone, with Z, or with one of at most 15:59 hours. `numbers`: days, or microseconds in UTC, from 1970-01-01 on.");
 
 static PyObject *moments(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;

@@ -23,7 +23,14 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.pg_values import LONGEST_NUMERIC, value_test, whole_number
-from omnisupport_ingest.contracts.plain_texts import TIME, are_decimals, dates, moments, whole_numbers
+from omnisupport_ingest.contracts.plain_texts import (
+    SAFE_DIGITS,
+    TIME,
+    are_decimals,
+    dates,
+    moments,
+    whole_numbers,
+)
 
 # Possessive quantifiers (++, *+), so that a long text is not matched again at each of its characters.
 _QUOTED = r'"((?:[^"\\]++|\\.)*+)"'
@@ -133,13 +140,10 @@ def typed_column(texts: pa.Array, column: Column) -> pa.Array:
     return pa.array(values, typed.type).take(distinct.indices)
 
 
-_DIGITS = {Kind.SHORT: 4, Kind.INTEGER: 9, Kind.LONG: 18}
-
-
 def _usual(texts: pa.Array, of: PgType, wanted: pa.DataType) -> pa.Array | None:
     """Return the values of the texts in the usual spelling, null for others; None if ``of`` has none."""
-    if of.kind in _DIGITS:
-        return whole_numbers(texts, _DIGITS[of.kind]).values.cast(wanted)
+    if of.kind in SAFE_DIGITS:
+        return whole_numbers(texts, SAFE_DIGITS[of.kind]).values.cast(wanted)
     if wanted == TIME:
         return moments(texts).values
     if of.kind is Kind.DATE:

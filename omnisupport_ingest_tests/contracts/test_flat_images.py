@@ -215,6 +215,8 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
     for at, value in wrong:
         with pytest.raises(ValueError, match="do not fit"):
             compiled_images.read(*(value if i == at else each for i, each in enumerate(good)))
+    with pytest.raises(ValueError, match="do not fit"):
+        compiled_images.read(*good[:2], pa.py_buffer(b"\x01"), 2**63 - 1, *good[4:])
 
 
 @COMPILED

@@ -218,6 +218,12 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
             given = [*good[:4], *numbers]
             with pytest.raises(ValueError, match=r"do not fit|must be 1 to 18"):
                 function(*(value if i == at else each for i, each in enumerate(given)))
+    for function, numbers in functions:
+        # With the first bit the end of the bits would overflow.
+        with pytest.raises(ValueError, match="do not fit"):
+            function(*good[:2], pa.py_buffer(b"\x03"), 2**63 - 1, *numbers)
+    with pytest.raises(TypeError, match="large_string"):
+        whole_numbers(pa.array(["12"], pa.large_string()), 2)
     for limits in ((0, 0, 0), (1, -1, 0), (1, 0, 1001)):
         with pytest.raises(ValueError, match="before must be 1 to 1000"):
             compiled_values.decimals(*good[:4], *limits)  # type: ignore[arg-type]

@@ -180,8 +180,8 @@ def _rows_to_compare(window: Together, *, by_identity: bool) -> list[Rows]:
 
 
 def _sharing(numbers: Sequence[Rows], part: int, parts: int) -> list[tuple[Rows, Rows]]:
-    """Return, for each file, which of its ``numbers`` occur more than once in all files, and these numbers;
-    of the one ``part`` of ``parts`` only."""
+    """Return, for each file, the places in its ``numbers`` of those that occur more than once in all files,
+    and the numbers there. Only numbers of ``part`` of ``parts`` count."""
     every: Rows = np.concatenate(numbers)
     # All events of a position are in one part. Multiplied, the upper bits of its number are mixed well.
     rows = np.flatnonzero((every * _ODD >> 32) % parts == part) if parts > 1 else np.arange(len(every))
