@@ -187,7 +187,8 @@ static int open_source(PyObject *given, Source *source, int64_t rows) {
     int is_known = kind == TEXT || kind == NUMBER || kind == SHORT_NUMBER || kind == CONSTANT;
     size_t size = kind == NUMBER ? 8 : 4;
     if (!is_known || first < 0 || first > INT64_MAX / 8 - rows - 1 ||
-        (kind != CONSTANT && source->values.len / (Py_ssize_t)size < first + rows + (kind == TEXT)) || (uintptr_t)source->values.buf % size ||
+        (kind != CONSTANT && source->values.len / (Py_ssize_t)size < first + rows + (kind == TEXT)) ||
+        (uintptr_t)source->values.buf % size ||
         (source->is_open[2] && !has_bits(source->valid.len, first, rows))) {
         PyErr_SetString(PyExc_ValueError, "a column does not fit its rows");
         return -1;
