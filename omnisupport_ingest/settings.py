@@ -104,14 +104,16 @@ class Settings(BaseSettings):
     contracts_dir: Path | None = Field(
         None,
         description="Folder of table contracts. Unset: the one that the home records; for a new home "
-        "contracts/data of the working directory, else the packaged ones.",
+        "contracts/data of the working directory, else the packaged ones. A new home for a database of "
+        "[the demo](demo.md) gets the contracts of that database.",
         examples=["contracts/data"],
     )
     decision_table: Path | None = Field(
         None,
         description="What is done with late, repeated, disordered and wrong events. Unset: the file that "
         "the home records; for a new home reports/week03/late_arrival_decision_table.csv of the working "
-        "directory, else the packaged one.",
+        "directory, else the packaged one. [The demo](demo.md) takes the packaged one where the contracts of "
+        "the working directory are of other tables.",
         examples=["reports/week03/late_arrival_decision_table.csv"],
     )
     window: str = Field(

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import omnisupport_ingest
 from omnisupport_ingest.contracts.documents import program_file
-from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
 from omnisupport_ingest.demo.domains import DOMAINS
 from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
@@ -95,6 +97,14 @@ def test_no_module_but_the_list_of_domains_imports_one() -> None:
 
 def test_each_domain_has_a_database_of_its_own_on_the_embedded_server() -> None:
     assert len({database_of(name) for name in DOMAINS}) == len(DOMAINS)
+
+
+def test_a_new_home_of_the_source_of_each_domain_has_its_contracts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for domain in DOMAINS.values():
+        assert default_contracts_dir(domain.name) == program_file(domain.contracts)
 
 
 def test_each_domain_has_a_contract_for_every_table_and_one_with_a_key_of_several_columns() -> None:

@@ -208,7 +208,8 @@ def write(home: Path, contract: TableContract, proposal: NextContract) -> None:
     ``ContractError`` if the file belongs to an installed program.
     """
     path = Path(contract.path)
-    if path.is_relative_to(program_file("contracts")) and path.parents[2].name == "packaged":
+    program = program_file("contracts")
+    if path.is_relative_to(program) and program.parent.name == "packaged":
         raise ContractError(
             f"{path} comes with the program, which replaces it when it is installed again.",
             fix=f"Copy {path.parent} to a folder of yours, and let the home have that: omnisupport-ingest "

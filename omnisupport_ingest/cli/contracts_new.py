@@ -14,8 +14,8 @@ import click
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
 from omnisupport_ingest.cli.out import Out
 from omnisupport_ingest.cli.render import counted, say_err
-from omnisupport_ingest.contracts.documents import document_text, program_file
-from omnisupport_ingest.contracts.in_force import recorded
+from omnisupport_ingest.contracts.documents import document_text, is_of_program
+from omnisupport_ingest.contracts.in_force import in_force, recorded
 from omnisupport_ingest.contracts.load import ContractError, TableContract, contract_of, load_contract
 from omnisupport_ingest.contracts.names import TableName, lake_names
 from omnisupport_ingest.contracts.pii_scan import with_notes
@@ -151,11 +151,9 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
 
 def own_folder(settings: Settings) -> Path:
     """Return the folder for new contracts: that of the home, or ``contracts/data`` if the home uses the
-    program's."""
-    has = recorded(settings)
-    if has is None or has.contracts == program_file("contracts/data"):
-        return Path("contracts/data")
-    return has.contracts
+    program's, which are not changed."""
+    usual, has = Path("contracts/data"), in_force(settings).contracts
+    return usual if is_of_program(has) or has == usual.absolute() else has
 
 
 def folders_of(outcomes: Sequence[Outcome]) -> list[Path]:

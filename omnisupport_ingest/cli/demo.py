@@ -24,10 +24,11 @@ from omnisupport_ingest.cli.demo_settings import (
     new_home_overrides,
     require_of_a_demo,
     settings_of,
+    settings_of_new_home,
 )
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.home import remove_home
-from omnisupport_ingest.cli.opening import has_home, open_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, has_home, open_home, open_settings
 from omnisupport_ingest.cli.render import progress_bar
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import show_proof
@@ -143,7 +144,8 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
       omnisupport-ingest demo --cluster 2 --changes 5000
 
     Exit code: 0 nothing differs, 1 a difference or a named problem, 2 usage or settings, 3 the home has
-    another domain, 4 Java or PostgreSQL is missing, 6 the home is in use, 7 a service failed.
+    another domain, or only tables of no demo, 4 Java or PostgreSQL is missing, or the home is of another
+    server, 6 the home is in use, 7 a service failed.
     """
     home_settings = Settings(**home_overrides(domain))
     if home_settings.source_dsn is not None:
@@ -153,16 +155,20 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
         )
     if fresh and has_home(home_settings):
         settings = open_settings(**home_overrides(domain))
-        home = open_home(settings)
+        # Nothing is recorded in it any more, as it goes.
+        home = existing_home(settings)
         require_of_a_demo(home)
-        # It raises if the source was captured from another server than the embedded one.
-        embedded_server(settings, home)
+        embedded_server(settings, home)  # raises if the source was captured from another server
+        # Before anything is removed, as it may refuse.
+        overrides = settings_of_new_home(domain)
         remove_home(home)
-    overrides = settings_of(domain)
+    else:
+        overrides = settings_of(domain)
     if not has_home(home_settings):
         overrides |= new_home_overrides(home_settings)
     settings = open_settings(**overrides)
     home = open_home(settings)
+    embedded_server(settings, home)  # raises if the source was captured from another server
     # If the next command finds the home by itself, nothing must be typed before it.
     again = (
         ""

@@ -2,7 +2,8 @@
 
 The contracts of a domain come with the program. A checkout has them in the working folder too, where people
 edit them, so the demo takes them from there if one names the domain. Other contracts of the working folder
-are for somebody's own tables: the demo leaves them alone, and takes those of the program.
+are for somebody's own tables: the demo leaves them alone, and their decision table with them, and takes those
+of the program.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.render import say_err, some
+from omnisupport_ingest.contracts.decision_table import load_decision_table
 from omnisupport_ingest.contracts.documents import program_file
-from omnisupport_ingest.contracts.in_force import InForce, recorded
-from omnisupport_ingest.contracts.load import default_contracts_dir, has_contract_of
+from omnisupport_ingest.contracts.in_force import InForce, of_new_home, recorded
+from omnisupport_ingest.contracts.load import has_contract_of, load_contracts
 from omnisupport_ingest.demo.domains import DEFAULT, DOMAINS, domain_called, home_of
 from omnisupport_ingest.home import Home, HomeMismatch
 from omnisupport_ingest.settings import Settings
@@ -28,6 +30,11 @@ WINDOW = "minutes:1"
 """Window size of a home that the demo makes; the workload reaches at least two windows."""
 
 DECISIONS = "reports/week03/late_arrival_decision_table.csv"
+
+_USUAL_CONTRACTS = Path("contracts/data")
+
+_OF_DEMOS = ".omnisupport-"
+"""How the name of a home begins that is for a demo alone."""
 
 
 def home_overrides(domain: str | None) -> dict[str, Any]:
@@ -52,24 +59,18 @@ def new_home_overrides(settings: Settings) -> dict[str, Any]:
 def settings_of(domain: str | None) -> dict[str, Any]:
     """Return the settings of a demo of ``domain``; None: of the domain of the home, else of the settings.
 
-    Raises ``HomeMismatch`` if the home has another domain, or only tables that are of no demo, and a usage
-    error if ``contracts_dir`` is set to such contracts.
+    Raises ``HomeMismatch`` if the home has another domain, or only tables that are of no demo, and what
+    ``settings_of_new_home`` raises if it has none yet.
     """
     overrides = home_overrides(domain)
     settings = Settings(**overrides)
     record = recorded(settings)
-    if record is not None:
-        _require_tables(record, settings)
-    chosen = DOMAINS.get(settings.source) if domain is None else domain_called(domain)
-    if chosen is None:
-        # Tables of a person's own on the embedded server: their contracts are where other commands look.
-        return overrides
     if record is None:
-        named = {} if domain is None else {"source": chosen.name}
-        return overrides | named | _documents(chosen, settings)
+        return settings_of_new_home(domain)
+    _require_tables(record, settings)
     if domain is None:
         return overrides
-    has = record.source or DEFAULT.name
+    chosen, has = domain_called(domain), record.source or DEFAULT.name
     if has != chosen.name:
         raise HomeMismatch(
             f"The home {_folder(settings)} has the source {has}, and --domain is {chosen.name}: a home keeps "
@@ -78,6 +79,30 @@ def settings_of(domain: str | None) -> dict[str, Any]:
             f"Or leave --domain out, to go on with {has}.",
         )
     return overrides | {"source": chosen.name}
+
+
+def settings_of_new_home(domain: str | None) -> dict[str, Any]:
+    """Return the settings of a demo of ``domain`` whose home is made now; None: of that of the settings.
+
+    Raises ``IngestError`` if its contracts or its decision table cannot be read, and a usage error if
+    ``contracts_dir`` is set to contracts of other tables.
+    """
+    overrides = home_overrides(domain)
+    settings = Settings(**overrides)
+    chosen = DOMAINS.get(settings.source) if domain is None else domain_called(domain)
+    if chosen is not None:
+        overrides |= {} if domain is None else {"source": chosen.name}
+        overrides |= _documents(chosen, settings)
+    # Tables of a person's own on the embedded server have their contracts where other commands look.
+    has = of_new_home(Settings(**overrides))
+    load_decision_table(has.decision_table)
+    contracts = load_contracts(has.contracts)
+    if chosen is not None and not contracts.of_source(chosen.name):
+        raise click.UsageError(
+            f"OMNISUPPORT_CONTRACTS_DIR is {settings.contracts_dir}, which has no table of {chosen.name}. "
+            "Unset it for the demo, which has contracts of its own."
+        )
+    return overrides
 
 
 def require_of_a_demo(home: Home) -> None:
@@ -113,26 +138,27 @@ def _require_tables(record: InForce, settings: Settings) -> None:
 def _documents(domain: Domain[Any], settings: Settings) -> dict[str, Any]:
     """Return the settings for contracts and decision table of a new home of ``domain``, and say so if the
     working folder has others."""
-    folder = settings.contracts_dir
-    if folder is not None:
-        if not has_contract_of(folder, domain.name):
-            raise click.UsageError(
-                f"OMNISUPPORT_CONTRACTS_DIR is {folder}, which has no table of {domain.name}. Unset it for "
-                "the demo, which has contracts of its own."
-            )
+    if settings.contracts_dir is not None:
         return {}
-    here, others = Path(domain.contracts), default_contracts_dir()
+    here = Path(domain.contracts)
     if has_contract_of(here, domain.name):
         return {"contracts_dir": here}
     own = {"contracts_dir": program_file(domain.contracts)}
-    if settings.decision_table is None:
+    said = (
+        f"{_USUAL_CONTRACTS} has no table of {domain.name}: the demo takes its own contracts, from "
+        f"{own['contracts_dir']}."
+    )
+    if settings.decision_table is None and any(_USUAL_CONTRACTS.glob("*.json")):
         own["decision_table"] = program_file(DECISIONS)
-    if not others.is_absolute():
-        say_err(
-            f"{others} has no table of {domain.name}: the demo takes its own contracts, from "
-            f"{own['contracts_dir']}. {settings.home} becomes its home; if that is to be for your tables, "
-            "stop and set OMNISUPPORT_HOME to another folder."
+        if Path(DECISIONS).is_file():
+            said += f" It takes its own decision table: {DECISIONS} of this folder is for your tables."
+    if not settings.home.name.startswith(_OF_DEMOS):
+        said += (
+            f" {settings.home} becomes its home. If that is to be for your tables: Ctrl-C, then "
+            f"`omnisupport-ingest clean`, then `OMNISUPPORT_HOME={_OF_DEMOS}demo omnisupport-ingest demo`."
         )
+    if _USUAL_CONTRACTS.is_dir():
+        say_err(said)
     return own
 
 

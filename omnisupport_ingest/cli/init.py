@@ -36,6 +36,7 @@ load_from:
 
 _IGNORED = """\
 .omnisupport/
+.omnisupport-*/
 .env
 *.log
 """

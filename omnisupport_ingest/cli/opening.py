@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from omnisupport_ingest.cli.errors import NAMED_LOG, HomeMissing
-from omnisupport_ingest.contracts.in_force import (
-    contracts_in_force,
-    record_in_force,
-    recorded,
-    settings_of_home,
-)
-from omnisupport_ingest.contracts.load import default_contracts_dir, has_contract_of
+from omnisupport_ingest.contracts.in_force import contracts_in_force, record_in_force, settings_of_home
 from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
 from omnisupport_ingest.contracts.sources import (
     SourceKind,
@@ -30,7 +24,7 @@ from omnisupport_ingest.contracts.sources import (
     sources_in_force,
 )
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.home import Home, HomeMismatch
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings, require_known_variables
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
@@ -66,39 +60,12 @@ def options_as(argument: str, value: type) -> Callable[[Callable[..., R]], Calla
 
 def open_settings(**overrides: Any) -> Settings:
     """Return the settings of this process. Window size and source are the home's unless they were set
-    explicitly. A new home for a database of the demo gets its contracts.
+    explicitly.
 
     ``overrides``: settings that the command itself sets.
     """
     require_known_variables()
-    return settings_of_home(_with_contracts_of_domain(Settings(**overrides)))
-
-
-def _with_contracts_of_domain(settings: Settings) -> Settings:
-    """Return ``settings`` with the contracts of the domain that their source names, for a new home.
-
-    Without them, the embedded server would have the tables of one domain, and the contracts those of another.
-    Contracts of the working folder that name the source stay in force, and so do those of a project of
-    somebody's own.
-    """
-    source, usual = settings.source, Settings.model_fields["source"].default
-    if source == usual or settings.source_dsn is not None or settings.contracts_dir is not None:
-        return settings
-    from omnisupport_ingest.demo.domains import DOMAINS
-
-    domain, folder = DOMAINS.get(source), default_contracts_dir()
-    if domain is None or has_contract_of(folder, source):
-        return settings
-    try:
-        if recorded(settings) is not None:
-            return settings
-    except HomeMismatch:
-        # Opening the home raises it.
-        return settings
-    own = default_contracts_dir(domain.contracts)
-    if own.is_absolute() and not folder.is_absolute():
-        return settings
-    return Settings.model_validate({**settings.model_dump(exclude_unset=True), "contracts_dir": own})
+    return settings_of_home(Settings(**overrides))
 
 
 def open_home(settings: Settings) -> Home:

@@ -13,8 +13,8 @@ from omnisupport_ingest.cli.opening import open_settings, options_as
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
 from omnisupport_ingest.cli.withdraw import retire
 from omnisupport_ingest.contracts.databases import database_of
-from omnisupport_ingest.contracts.documents import document_text, program_file
-from omnisupport_ingest.contracts.in_force import contracts_so_far, in_force
+from omnisupport_ingest.contracts.documents import document_text
+from omnisupport_ingest.contracts.in_force import contracts_so_far
 from omnisupport_ingest.contracts.sources import (
     SourceDefinition,
     SourceKind,
@@ -162,11 +162,8 @@ def new(wanted: _NewSource) -> None:
 
     wanted.check_usage()
     settings = open_settings()
-    folder, contracts = sources_folder(settings), in_force(settings).contracts
-    if folder == program_file("contracts/sources"):
-        # Files of an installed program are not changed, so the definition goes beside new contracts.
-        contracts = own_folder(settings)
-        folder = contracts.parent / "sources"
+    contracts = own_folder(settings)
+    folder = contracts.parent / "sources"
     path, document = folder / f"{wanted.name}.json", wanted.document()
     definition = source_of(document, path)
     # No failpoint: folders: those that are there already are as good.

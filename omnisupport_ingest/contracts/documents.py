@@ -38,6 +38,16 @@ def program_file(relative: str) -> Path:
     return packaged if packaged.exists() else _PACKAGE.parent / relative
 
 
+def is_of_program(path: Path) -> bool:
+    """Whether ``path``, absolute, is among the contracts that come with the program.
+
+    Those of a checkout are a person's own where the checkout is the working folder.
+    """
+    return path.is_relative_to(program_file("contracts")) and not path.is_relative_to(
+        Path("contracts").absolute()
+    )
+
+
 def read_document(path: Path, error: type[IngestError]) -> dict[str, Any]:
     """Return the JSON object in ``path``. Raises ``error`` if it is unreadable, not JSON, or repeats a
     name."""

@@ -122,10 +122,7 @@ def in_force(settings: Settings) -> InForce:
     home = _home_of(settings)
     record = _binding(home)
     if record is None:
-        return InForce(
-            _absolute(settings.contracts_dir or default_contracts_dir()),
-            _absolute(settings.decision_table or default_decision_table()),
-        )
+        return of_new_home(settings)
     if settings.contracts_dir is not None and settings.contracts_dir.is_relative_to(home / KEPT):
         copy = settings.contracts_dir.parent
         return with_other(record, contracts=copy / KEPT_CONTRACTS, decision_table=copy / KEPT_DECISIONS)
@@ -140,6 +137,16 @@ def in_force(settings: Settings) -> InForce:
                 f"omnisupport-ingest contracts use {option}{_absolute(asked)}",
             )
     return record
+
+
+def of_new_home(settings: Settings) -> InForce:
+    """Return what a home gets that has no record: what settings and working directory name, else files of the
+    program."""
+    embedded = settings.source if settings.source_dsn is None else None
+    return InForce(
+        _absolute(settings.contracts_dir or default_contracts_dir(embedded)),
+        _absolute(settings.decision_table or default_decision_table()),
+    )
 
 
 def contracts_in_force(settings: Settings) -> Contracts:

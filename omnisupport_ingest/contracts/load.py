@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -78,20 +77,35 @@ _WITHOUT_RULE = frozenset({"type", "x-pg-type", "description", "default"})
 """Keywords that a nullable column of text may have and still be without a rule."""
 
 
-def default_contracts_dir(folder: str = "contracts/data") -> Path:
-    """Return ``folder`` of the working folder if it exists, else the packaged folder of that name."""
-    here = Path(folder)
-    return here if here.is_dir() else program_file(folder)
+def default_contracts_dir(source: str | None = None) -> Path:
+    """Return ``contracts/data`` of the working folder if it exists, else the packaged folder of that name.
+
+    ``source``: of the embedded server. If the program has contracts for it in ``contracts/<source>/data``,
+    that folder of the working folder goes before the others, and the packaged one is the last. Otherwise the
+    server would have the tables of one domain, and the contracts those of another.
+    """
+    usual = own = "contracts/data"
+    if source is not None and program_file(f"contracts/{source}/data").is_dir():
+        own = f"contracts/{source}/data"
+    return next((here for here in (Path(own), Path(usual)) if here.is_dir()), program_file(own))
 
 
 def has_contract_of(folder: Path, source: str) -> bool:
-    """Whether a file of ``folder``, which may be missing, names ``source`` as that of its table. What cannot
-    be read names none."""
+    """Whether a file of ``folder``, which may be missing, names ``source`` as that of its table.
+
+    Raises ``ContractError`` if none does, and one cannot be read: it may be the one.
+    """
+    unread: ContractError | None = None
     for path in sorted(folder.glob("*.json")):
-        with suppress(ContractError):
+        try:
             policy = read_document(path, ContractError).get("x-cdc")
-            if isinstance(policy, dict) and policy.get("source") == source:
-                return True
+        except ContractError as error:
+            unread = unread or error
+            continue
+        if isinstance(policy, dict) and policy.get("source") == source:
+            return True
+    if unread is not None:
+        raise unread
     return False
 
 

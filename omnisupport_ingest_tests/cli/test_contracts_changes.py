@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from omnisupport_ingest.checks.quality_checks import schemas_as_contracted
+from omnisupport_ingest.cli import contracts_changes
+from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.load import ContractError, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.schema_changes import (
     Difference,
@@ -22,6 +26,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
 
@@ -47,6 +52,20 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     record.seen(Look(1, Lsn(48), Lsn(64)), {"tickets": CHANGED}, {"tickets": found})
     record.first_rows("tickets", {"mood": "text"}, Lsn(56))
     return tmp_path / "home"
+
+
+@pytest.mark.parametrize("folder", ["contracts/data", "contracts/social/data"])
+def test_no_contract_of_an_installed_program_is_changed(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = tmp_path / "omnisupport_ingest" / "packaged"
+    shutil.copytree(program_file("contracts"), packaged / "contracts")
+    monkeypatch.setattr("omnisupport_ingest.contracts.documents._PACKAGE", packaged.parent)
+    contract = load_contracts(packaged / folder).all[0]
+    before = Path(contract.path).read_bytes()
+    with pytest.raises(ContractError, match="comes with the program"):
+        contracts_changes.write(tmp_path / "home", contract, NextContract({}, (), ()))
+    assert Path(contract.path).read_bytes() == before
 
 
 def test_a_change_is_shown_until_the_contract_says_it(changed: Path) -> None:

@@ -27,7 +27,9 @@ from omnisupport_ingest.demo.domains import DOMAINS, embedded_domain
 from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.epochs import EpochFacts
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.runtime.supervisor import Supervisor
@@ -118,10 +120,7 @@ def test_in_a_project_with_contracts_of_its_own_the_demo_takes_those_of_the_prog
     domain: Domain[Any], named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command("init", ".").code == 0
-    document = json.loads(program_file("contracts/data/tickets.json").read_text())
-    document["x-cdc"]["source"] = "shop"
-    mine = tmp_path / "contracts" / "data" / "tickets.json"
-    mine.write_text(json.dumps(document))
+    contract_of_shop(tmp_path / "contracts" / "data")
     if not named and domain is SOCIAL:
         monkeypatch.setenv("OMNISUPPORT_SOURCE", "social")
     began = list[Demo]()
@@ -129,6 +128,9 @@ def test_in_a_project_with_contracts_of_its_own_the_demo_takes_those_of_the_prog
     done = command("demo", *(("--domain", domain.name) if named else ()))
     assert done.code == 0, done.output
     assert f"contracts/data has no table of {domain.name}: the demo takes its own contracts" in done.err
+    assert f"its own decision table: {demo_settings.DECISIONS} of this folder is for your tables" in done.err
+    in_its_own = named and domain is SOCIAL
+    assert (".omnisupport becomes its home" in done.err) is not in_its_own
     [of] = began
     assert of.domain is domain and of.settings.source == domain.name
     has = in_force(of.settings)
@@ -143,13 +145,136 @@ def test_in_a_project_with_contracts_of_its_own_the_demo_takes_those_of_the_prog
     assert f"is contracts/data, which has no table of {domain.name}. Unset it" in refused.err
 
 
+def contract_of_shop(folder: Path) -> None:
+    """A contract of a table that no demo has."""
+    document = json.loads(program_file("contracts/data/tickets.json").read_text())
+    document["x-cdc"]["source"] = "shop"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tickets.json").write_text(json.dumps(document))
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> list[Demo]:
+    """The demos that began, none of which starts anything."""
+    found = list[Demo]()
+    monkeypatch.setattr(demo, "run", lambda of: found.append(of) or 0)
+    return found
+
+
+def test_the_way_back_from_a_home_that_was_to_be_ones_own_leads_to_a_demo_beside_it(
+    tmp_path: Path, began: list[Demo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("init", ".").code == 0
+    done = command("demo")
+    assert (
+        ".omnisupport becomes its home. If that is to be for your tables: Ctrl-C, then "
+        "`omnisupport-ingest clean`, then `OMNISUPPORT_HOME=.omnisupport-demo omnisupport-ingest demo`."
+    ) in done.err
+    assert command("clean", "--yes").code == 0 and not (tmp_path / ".omnisupport").exists()
+    monkeypatch.setenv("OMNISUPPORT_HOME", ".omnisupport-demo")
+    again = command("demo")
+    assert again.code == 0 and "becomes its home" not in again.err
+    assert began[-1].home.path == tmp_path / ".omnisupport-demo"
+
+
+@pytest.mark.parametrize("project", ["the table alone", "no contract yet"])
+def test_the_decision_table_of_the_folder_is_that_of_the_demo_unless_it_is_for_others_contracts(
+    project: str, tmp_path: Path, began: list[Demo]
+) -> None:
+    if project == "the table alone":
+        (tmp_path / demo_settings.DECISIONS).parent.mkdir(parents=True)
+        shutil.copy(program_file(demo_settings.DECISIONS), tmp_path / demo_settings.DECISIONS)
+    else:
+        assert command("init", ".").code == 0
+    done = command("demo")
+    assert done.code == 0, done.output
+    assert in_force(began[0].settings).decision_table == tmp_path / demo_settings.DECISIONS
+    assert demo_settings.DECISIONS not in done.err
+    assert in_force(began[0].settings).contracts == program_file(SUPPORT_DESK.contracts)
+
+
+def test_a_folder_that_is_named_from_the_home_of_the_person_is_found(
+    tmp_path: Path, began: list[Demo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    shutil.copytree(program_file("contracts/data"), tmp_path / "person" / "c")
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", "~/c")
+    done = command("demo")
+    assert done.code == 0, done.output
+    assert in_force(began[0].settings).contracts == tmp_path / "person" / "c"
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("broken", "a.json is not valid JSON"), ("missing", "missing is not a folder of contracts")],
+)
+def test_contracts_that_a_setting_names_and_that_cannot_be_read_have_their_own_error(
+    setting: str, expected: str, tmp_path: Path, began: list[Demo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.json").write_text("{")
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", setting)
+    done = command("demo")
+    assert done.code == 2 and expected in done.err and "has no table of" not in done.err
+    assert began == [] and not (tmp_path / ".omnisupport").exists()
+
+
+def test_a_contract_of_the_folder_that_may_be_of_the_domain_must_be_readable(
+    tmp_path: Path, began: list[Demo]
+) -> None:
+    (tmp_path / "contracts" / "data").mkdir(parents=True)
+    (tmp_path / "contracts" / "data" / "tickets.json").write_text("{")
+    done = command("demo")
+    assert done.code == 2 and "tickets.json is not valid JSON" in done.err
+    assert began == [] and not (tmp_path / ".omnisupport").exists()
+
+
+@pytest.mark.parametrize("fault", ["contracts of others", "broken contracts", "broken decision table"])
+def test_a_demo_that_cannot_begin_again_keeps_its_home(
+    fault: str, tmp_path: Path, began: list[Demo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = a_home_of("support_desk")
+    if fault == "contracts of others":
+        contract_of_shop(tmp_path / "shop")
+        monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", "shop")
+    elif fault == "broken contracts":
+        shutil.copytree(program_file("contracts/data"), tmp_path / "contracts" / "data")
+        (tmp_path / "contracts" / "data" / "agents.json").write_text("{")
+    else:
+        (tmp_path / demo_settings.DECISIONS).parent.mkdir(parents=True)
+        (tmp_path / demo_settings.DECISIONS).write_text("nothing")
+    refused = command("demo", "--fresh")
+    assert refused.code == 2, refused.output
+    assert (home / "home.json").exists() and began == []
+
+
+def test_a_demo_that_ended_before_its_capture_began_can_begin_again_in_a_project(
+    tmp_path: Path, began: list[Demo]
+) -> None:
+    assert command("init", ".").code == 0
+    assert command("demo").code == 0
+    again = command("demo", "--fresh")
+    assert again.code == 0, again.output
+    assert len(began) == 2
+
+
+def test_a_home_that_was_captured_from_another_server_is_refused_before_anything_starts(
+    began: list[Demo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=db.example dbname=shop")
+    settings = open_settings()
+    facts = EpochFacts("7300", 1, "omnisupport", Lsn(100), "shop", "16.4")
+    LandingStore(open_home(settings).landing, settings.source).begin_epoch("first", facts)
+    monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN")
+    done = command("demo")
+    assert done.code == 4 and "shop was captured from a server" in done.err
+    assert began == []
+
+
 def test_a_home_of_other_tables_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = json.loads(program_file("contracts/data/tickets.json").read_text())
-    document["x-cdc"]["source"] = "shop"
-    (tmp_path / "contracts" / "data").mkdir(parents=True)
-    (tmp_path / "contracts" / "data" / "tickets.json").write_text(json.dumps(document))
+    contract_of_shop(tmp_path / "contracts" / "data")
     LandingStore(open_home(open_settings()).landing, "shop").begin_epoch("first", None)
     monkeypatch.setattr(demo, "run", lambda _: pytest.fail("nothing is started"))
     done = command("demo")

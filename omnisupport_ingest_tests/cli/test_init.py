@@ -24,6 +24,8 @@ def test_a_project_is_what_the_commands_take_for_theirs(
     assert default_contracts_dir().absolute() == tmp_path / "shop" / "contracts" / "data"
     assert default_decision_table().absolute().is_relative_to(tmp_path)
     assert load_decision_table(default_decision_table()).decisions
+    ignored = Path(".gitignore").read_text().splitlines()
+    assert {".omnisupport/", ".omnisupport-*/"} <= set(ignored), "homes, also those of the demo"
     assert stat.S_IMODE((tmp_path / "shop" / ".env").stat().st_mode) == 0o600
     assert [line for line in Path(".env").read_text().splitlines() if line and not line.startswith("#")] == []
 

@@ -145,6 +145,8 @@ def test_a_new_home_of_a_domain_of_the_demo_has_its_contracts(
     monkeypatch.chdir(tmp_path)
     with environment(source="social"):
         settings = open_settings()
+        assert settings.contracts_dir is None, "nobody has set it"
+        assert "CONTRACTS_DIR" not in command("settings", "--set").out
         home = open_home(settings)
         has = in_force(settings)
         assert has.contracts == (tmp_path / SOCIAL.contracts if checkout else program_file(SOCIAL.contracts))
@@ -168,8 +170,13 @@ def test_contracts_of_ones_own_stay_in_force_beside_a_source_called_like_a_domai
         assert in_force(open_settings()).contracts == mine.parent
     with environment(source="social", source_dsn="dbname=network"):
         assert in_force(open_settings()).contracts == mine.parent
-    document["x-cdc"]["source"] = "social"
-    mine.write_text(json.dumps(document))
-    shutil.copytree(program_file("contracts/social"), tmp_path / "contracts" / "social")
-    with environment(source="social"):
-        assert in_force(open_settings()).contracts == mine.parent
+
+
+def test_opening_a_home_of_a_domain_imports_no_domain(tmp_path: Path) -> None:
+    """Every command does it, and their generators of traffic take 50 ms to import."""
+    code = (
+        "import sys; from omnisupport_ingest.cli.opening import open_home, open_settings; "
+        "open_home(open_settings()); assert 'omnisupport_ingest.demo.domains' not in sys.modules"
+    )
+    with environment(source="social", home=str(tmp_path / "home")):
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

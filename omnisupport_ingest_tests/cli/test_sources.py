@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from omnisupport_ingest.cli.contracts_new import own_folder
+from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.in_force import in_force
 from omnisupport_ingest.contracts.sources import load_source
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
@@ -120,6 +124,42 @@ def test_new_in_a_folder_without_contracts_writes_there_and_not_where_the_progra
     finally:
         (program_file("contracts/sources") / "desk.json").unlink(missing_ok=True)
     assert told.code == 0 and load_source(tmp_path / "contracts" / "sources" / "desk.json").name == "desk"
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["new home", "home with data"])
+def test_new_writes_nothing_among_the_contracts_of_a_domain_that_come_with_the_program(
+    recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = program_file("contracts/social")
+    before = sorted(program.rglob("*"))
+    with environment(source="social"):
+        if recorded:
+            LandingStore(open_home(open_settings()).landing, "social").begin_epoch("first", None)
+            assert in_force(open_settings()).contracts == program / "data"
+        assert own_folder(open_settings()) == Path("contracts/data"), "of `contracts new` too"
+        told = command("sources", "new", "shop", "--kind", "query", "--env", "SHOP_URL")
+    try:
+        assert sorted(program.rglob("*")) == before
+    finally:
+        if sorted(program.rglob("*")) != before:
+            (program / "sources" / "shop.json").unlink()
+            (program / "sources").rmdir()
+    assert told.code == 0 and load_source(tmp_path / "contracts" / "sources" / "shop.json").name == "shop"
+    assert ("contracts use" in told.err) is recorded
+
+
+def test_new_in_a_checkout_writes_beside_the_contracts_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(program_file("contracts"), checkout / "contracts")
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr("omnisupport_ingest.contracts.documents._PACKAGE", checkout / "omnisupport_ingest")
+    with environment(source="social"):
+        told = command("sources", "new", "shop", "--kind", "query", "--env", "SHOP_URL")
+        assert own_folder(open_settings()) == checkout / "contracts" / "social" / "data"
+    assert told.code == 0 and (checkout / "contracts" / "social" / "sources" / "shop.json").exists()
 
 
 def test_list_shows_every_source_with_what_has_landed_and_no_secret(

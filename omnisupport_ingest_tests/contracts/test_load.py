@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.load import (
     ContractError,
     default_contracts_dir,
@@ -289,11 +290,28 @@ def test_a_source_has_a_contract_whatever_else_is_in_the_folder(tmp_path: Path) 
     folder = tmp_path / "contracts"
     assert not has_contract_of(folder, "support_desk")
     folder.mkdir()
-    (folder / "a.json").write_text("{")
     (folder / "b.json").write_text('{"x-cdc": null}')
-    assert not has_contract_of(folder, "support_desk")
     shutil.copy(default_contracts_dir() / "tickets.json", folder)
     assert has_contract_of(folder, "support_desk") and not has_contract_of(folder, "social")
+    (folder / "a.json").write_text("{")
+    assert has_contract_of(folder, "support_desk")
+    with pytest.raises(ContractError, match=r"a\.json is not valid JSON"):
+        has_contract_of(folder, "social")
+
+
+def test_a_source_with_contracts_of_the_program_has_these_unless_the_working_folder_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    social, usual = Path("contracts/social/data"), Path("contracts/data")
+    assert default_contracts_dir("social") == program_file(str(social))
+    assert default_contracts_dir("shop") == default_contracts_dir() == program_file(str(usual))
+    usual.mkdir(parents=True)
+    assert default_contracts_dir("social") == default_contracts_dir("shop") == usual
+    social.mkdir(parents=True)
+    assert default_contracts_dir("social") == social and default_contracts_dir() == usual
+    Path("contracts/shop/data").mkdir(parents=True)
+    assert default_contracts_dir("shop") == usual, "the program has none of that name"
 
 
 def test_reading_contracts_needs_neither_spark_nor_pandera() -> None:
