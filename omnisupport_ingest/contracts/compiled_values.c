@@ -100,17 +100,26 @@ static inline const uint8_t *past_digits(const uint8_t *at, const uint8_t *stop,
     return at;
 }
 
-static inline int whole(const uint8_t *at, const uint8_t *stop, int64_t most, int64_t *number) {
+static inline int whole(const uint8_t *at, const uint8_t *stop, const int64_t *most, int64_t *number) {
     int is_negative = at < stop && *at == '-';
     at += is_negative;
-    if (at == stop || past_digits(at, stop, most) != stop) return 0;
+    if (at == stop || past_digits(at, stop, *most) != stop) return 0;
     int64_t value = 0;
     while (at < stop) value = 10 * value + (*at++ - '0');
     *number = is_negative ? -value : value;
     return 1;
 }
 
-static inline int decimal(const uint8_t *at, const uint8_t *stop, const int64_t most[3]) {
+static inline int key(const uint8_t *at, const uint8_t *stop, const int64_t *most, int64_t *number) {
+    if (stop - at < 5 || memcmp(at, "[\"", 2) || memcmp(stop - 2, "\"]", 2)) return 0;
+    const uint8_t *digits = at + 2 + (at[2] == '-');
+    /* Only 0 itself begins with 0. */
+    if (*digits == '0' && stop - at != 5) return 0;
+    return whole(at + 2, stop - 2, most, number);
+}
+
+static inline int decimal(const uint8_t *at, const uint8_t *stop, const int64_t *most, int64_t *number) {
+    (void)number;
     at += at < stop && *at == '-';
     const uint8_t *end = past_digits(at, stop, most[0]);
     if (end == at) return 0;
@@ -134,8 +143,8 @@ static inline int two(const uint8_t *at) {
     return tens > 9 || ones > 9 ? -1 : (int)(tens * 10 + ones);
 }
 
-/* The days from 1970-01-01 to the day in the ten bytes at `at`; `*is_day` is 0 if they are none of the years 1000 to 9999.
-   Source: days_from_civil of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms". */
+/* The days from 1970-01-01 to the day in the ten bytes at `at`; `*is_day` is 0 if they are no day of the years 1000 to
+   9999. Source: days_from_civil of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms". */
 static inline int64_t day(const uint8_t *at, int *is_day) {
     static const uint8_t lengths[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
     int century = two(at), years = two(at + 2), month = two(at + 5), of_month = two(at + 8);
@@ -161,9 +170,17 @@ static inline int zone(const uint8_t *at, const uint8_t *stop, int *is_zone) {
     return (*at == '-' ? -1 : 1) * (hours * 60 + minutes);
 }
 
-static inline int moment(const uint8_t *at, const uint8_t *stop, int64_t *micros) {
+static inline int date(const uint8_t *at, const uint8_t *stop, const int64_t *none, int64_t *days) {
+    int is_day = 0;
+    (void)none;
+    if (stop - at == 10) *days = day(at, &is_day);
+    return is_day;
+}
+
+static inline int moment(const uint8_t *at, const uint8_t *stop, const int64_t *none, int64_t *micros) {
     static const int32_t scales[] = {1000000, 100000, 10000, 1000, 100, 10, 1};
     int is_day, is_zone;
+    (void)none;
     if (stop - at < 19 || (at[10] != ' ' && at[10] != 'T') || at[13] != ':' || at[16] != ':') return 0;
     /* By a zone a moment of the last year may lie beyond the calendar, which the exact reader knows. */
     if (!memcmp(at, "9999", 4)) return 0;
@@ -185,100 +202,74 @@ static inline int moment(const uint8_t *at, const uint8_t *stop, int64_t *micros
 
 /* ---- the functions ---- */
 
+/* Whether the text from `at` to `stop` is plain, and its number. */
+typedef int (*Read)(const uint8_t *at, const uint8_t *stop, const int64_t *limits, int64_t *number);
+
+/* Inlined in each function, and `read` with it. */
+static inline PyObject *read_texts(PyObject *const *args, Read read, const int64_t *limits, int has_numbers) {
+    Texts texts;
+    Found found = {0};
+    PyObject *result = NULL;
+    if (open_texts(&texts, args) < 0 || begin(&found, &texts, has_numbers) < 0) goto end;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t i = 0; i < texts.count; i++) {
+        if (!is_known(&texts, &found, i)) continue;
+        int64_t number = 0;
+        int is_plain = read(texts.data + texts.offsets[i], texts.data + texts.offsets[i + 1], limits, &number);
+        set_plain(&found, i, is_plain);
+        if (has_numbers && is_plain) found.numbers[i] = number;
+    }
+    Py_END_ALLOW_THREADS
+    result = result_of(&found, &texts);
+end:
+    end(&found);
+    close_texts(&texts);
+    return result;
+}
+
 PyDoc_STRVAR(wholes_doc,
 "wholes(data, offsets, valid, first, digits) -> (plain, known, numbers)\n\n"
 "Read the texts of an Arrow array: `data` and `offsets` (int32); `valid`, its bits from number `first` on, or None.\n"
-"Plain are whole numbers of at most `digits` digits (1 to 18), which a `-` may precede. `plain` and `known` (not null; None: all) are bits,\n"
-"`numbers` the numbers (int64, 0 where none is).");
+"Plain are whole numbers of at most `digits` digits (1 to 18), which a `-` may precede. `plain` and `known` (not null;\n"
+"None: all) are bits, `numbers` the numbers (int64, 0 where none is).");
 
 static PyObject *wholes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 5) return PyErr_Format(PyExc_TypeError, "wholes takes 5 arguments");
-    Texts texts;
-    Found found = {0};
-    PyObject *result = NULL;
-    if (open_texts(&texts, args) < 0) goto end;
     int64_t most = PyLong_AsLongLong(args[4]);
-    if (PyErr_Occurred()) goto end;
-    if (most < 1 || most > 18) {
-        PyErr_SetString(PyExc_ValueError, "digits must be 1 to 18");
-        goto end;
-    }
-    if (begin(&found, &texts, 1) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < texts.count; i++)
-        if (is_known(&texts, &found, i))
-            set_plain(&found, i, whole(texts.data + texts.offsets[i], texts.data + texts.offsets[i + 1], most, found.numbers + i));
-    Py_END_ALLOW_THREADS
-    result = result_of(&found, &texts);
-end:
-    end(&found);
-    close_texts(&texts);
-    return result;
+    if (PyErr_Occurred()) return NULL;
+    if (most < 1 || most > 18) return PyErr_Format(PyExc_ValueError, "digits must be 1 to 18");
+    return read_texts(args, whole, &most, 1);
 }
 
 PyDoc_STRVAR(keys_doc,
 "keys(data, offsets, valid, first) -> (plain, known, numbers)\n\n"
-"Texts and results as for `wholes`. Plain are JSON arrays of one text that is a whole number of at most 18 digits, without\n"
-"leading zeros.");
+"Texts and results as for `wholes`. Plain are JSON arrays of one text that is a whole number of at most 18 digits,\n"
+"without leading zeros.");
 
 static PyObject *keys(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "keys takes 4 arguments");
-    Texts texts;
-    Found found = {0};
-    PyObject *result = NULL;
-    if (open_texts(&texts, args) < 0 || begin(&found, &texts, 1) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < texts.count; i++) {
-        if (!is_known(&texts, &found, i)) continue;
-        const uint8_t *at = texts.data + texts.offsets[i], *stop = texts.data + texts.offsets[i + 1];
-        if (stop - at < 5 || memcmp(at, "[\"", 2) || memcmp(stop - 2, "\"]", 2)) continue;
-        const uint8_t *digits = at + 2 + (at[2] == '-');
-        /* Only 0 itself begins with 0. */
-        if (*digits == '0' && stop - at != 5) continue;
-        set_plain(&found, i, whole(at + 2, stop - 2, 18, found.numbers + i));
-    }
-    Py_END_ALLOW_THREADS
-    result = result_of(&found, &texts);
-end:
-    end(&found);
-    close_texts(&texts);
-    return result;
+    static const int64_t most = 18;
+    return read_texts(args, key, &most, 1);
 }
 
 PyDoc_STRVAR(decimals_doc,
 "decimals(data, offsets, valid, first, before, after, exponent) -> (plain, known)\n\n"
-"Texts as for `wholes`. Plain are numbers, which a `-` may precede, with one to `before` digits and, where these are not 0, at\n"
-"most `after` digits behind a point and at most `exponent` digits of an exponent.");
+"Texts as for `wholes`. Plain are numbers, which a `-` may precede, with one to `before` digits and, where these are\n"
+"not 0, at most `after` digits behind a point and at most `exponent` digits of an exponent.");
 
 static PyObject *decimals(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 7) return PyErr_Format(PyExc_TypeError, "decimals takes 7 arguments");
-    Texts texts;
-    Found found = {0};
-    PyObject *result = NULL;
     int64_t most[3];
-    if (open_texts(&texts, args) < 0) goto end;
     for (int i = 0; i < 3; i++) {
         most[i] = PyLong_AsLongLong(args[4 + i]);
-        if (PyErr_Occurred()) goto end;
-        if (most[i] < (i == 0) || most[i] > 1000) {
-            PyErr_SetString(PyExc_ValueError, "before must be 1 to 1000, after and exponent 0 to 1000");
-            goto end;
-        }
+        if (PyErr_Occurred()) return NULL;
+        if (most[i] < (i == 0) || most[i] > 1000)
+            return PyErr_Format(PyExc_ValueError, "before must be 1 to 1000, after and exponent 0 to 1000");
     }
-    if (begin(&found, &texts, 0) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < texts.count; i++)
-        if (is_known(&texts, &found, i))
-            set_plain(&found, i, decimal(texts.data + texts.offsets[i], texts.data + texts.offsets[i + 1], most));
-    Py_END_ALLOW_THREADS
-    result = result_of(&found, &texts);
-end:
-    end(&found);
-    close_texts(&texts);
-    return result;
+    return read_texts(args, decimal, most, 0);
 }
 
 PyDoc_STRVAR(moments_doc,
@@ -289,31 +280,9 @@ PyDoc_STRVAR(moments_doc,
 static PyObject *moments(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 5) return PyErr_Format(PyExc_TypeError, "moments takes 5 arguments");
-    Texts texts;
-    Found found = {0};
-    PyObject *result = NULL;
-    if (open_texts(&texts, args) < 0) goto end;
     int has_time = PyObject_IsTrue(args[4]);
-    if (has_time < 0 || begin(&found, &texts, 1) < 0) goto end;
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < texts.count; i++) {
-        if (!is_known(&texts, &found, i)) continue;
-        const uint8_t *at = texts.data + texts.offsets[i], *stop = texts.data + texts.offsets[i + 1];
-        int64_t number = 0;
-        int is_plain = 0;
-        if (has_time)
-            is_plain = moment(at, stop, &number);
-        else if (stop - at == 10)
-            number = day(at, &is_plain);
-        set_plain(&found, i, is_plain);
-        found.numbers[i] = is_plain ? number : 0;
-    }
-    Py_END_ALLOW_THREADS
-    result = result_of(&found, &texts);
-end:
-    end(&found);
-    close_texts(&texts);
-    return result;
+    if (has_time < 0) return NULL;
+    return has_time ? read_texts(args, moment, NULL, 1) : read_texts(args, date, NULL, 1);
 }
 
 static PyMethodDef methods[] = {
