@@ -160,6 +160,8 @@ ADDED = {
 def test_what_older_rows_have_in_a_new_column_is_said_only_if_proven(
     source: SourceUnderTest, how: str, partitioned: bool
 ) -> None:
+    if how == "identity" and partitioned and source.server_version() < 170000:
+        pytest.skip("partitioned tables have identity columns since PostgreSQL 17")
     source.sql("CREATE DOMAIN by_row AS text DEFAULT md5(random()::text)")
     if partitioned:
         source.sql(
