@@ -134,7 +134,7 @@ class Platform:
         return done.returncode == 0 and json.loads(done.stdout)["holds"] is True
 
     def has_nothing_pending(self) -> bool:
-        """Whether every table that follows from what has landed has it, histories too."""
+        """Whether every table that an ingest run makes has all that has landed."""
         done = pgbench.command("status", "--json", folder=self.folder, variables=self.variables)
         tables = [each for of in json.loads(done.stdout)["sources"] for each in of["tables"]]
         # The quarantine is committed with the deduped events, and has no number.
@@ -145,9 +145,13 @@ class Platform:
         )
 
     def hashes(self) -> dict[tuple[str, str], str]:
-        """The content hash of every window of every table."""
+        """The content hash of every window of every table that an ingest run makes.
+
+        Histories are left out: their own job makes them on the hour, whatever else is done.
+        """
         shown = json.loads(self.run("checkpoint", "show", "--json"))
-        return {(each["table"], each["window"]): each["content_hash"] for each in shown}
+        made = (each for each in shown if not each["table"].startswith("social/history/"))
+        return {(each["table"], each["window"]): each["content_hash"] for each in made}
 
 
 @contextmanager
@@ -252,7 +256,6 @@ def _snapshot_ends(platform: Platform, table: str) -> int:
 
 
 def records_rebuilt_and_a_window_replayed(platform: Platform) -> None:
-    # Histories are made after the dimensions.
     platform.wait("every table to have all", platform.has_nothing_pending)
     before = platform.hashes()
     platform.script(_WIPE)
