@@ -86,7 +86,7 @@ class Home:
         landing and lake of a new home; if another machine has made a home there, it is used as it is. Raises
         ``StorageRefused`` if this home keeps them elsewhere.
         """
-        path = path.expanduser().absolute()
+        path = path.absolute()
         with _writable(path):
             # No failpoint: a folder: one that is there already is as good.
             path.mkdir(parents=True, exist_ok=True, mode=0o700)

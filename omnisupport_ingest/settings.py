@@ -352,6 +352,17 @@ class Settings(BaseSettings):
         variable of the environment still wins over ``.env``."""
         return {name: value for name, value in values.items() if value != ""}
 
+    @field_validator("home", "contracts_dir", "decision_table", "spark_properties", "spark_local_dir")
+    @classmethod
+    def _tilde_is_the_users_folder(cls, path: Path | None) -> Path | None:
+        # A shell does not replace it in a line of .env, or in a unit of systemd.
+        if path is None:
+            return None
+        try:
+            return path.expanduser()
+        except RuntimeError:
+            raise ValueError(f"nobody knows whose folder {path.parts[0]} is; write the whole path") from None
+
     @field_validator("storage")
     @classmethod
     def _storage_is_a_url(cls, value: str | None) -> str | None:

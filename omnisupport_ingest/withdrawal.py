@@ -132,7 +132,7 @@ def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> T
 
 
 def _refuse_without_file(settings: Settings, name: str, source: str | None) -> None:
-    lake = settings.home.expanduser() / "lake"
+    lake = settings.home / "lake"
     left = [each for each in sorted(lake.glob(f"{source or '*'}/dim_*")) if each.name == f"dim_{name}"]
     if left:
         raise WithdrawalRefused(

@@ -50,6 +50,21 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert found.source_dsn is None and "snapshot_chunk_rows" not in found.model_fields_set
 
 
+def test_a_path_may_begin_with_a_persons_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "ana"))
+    (tmp_path / ".env").write_text("OMNISUPPORT_HOME=~/lake\n")
+    monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", "~/contracts")
+    settings = Settings()
+    assert settings.home == tmp_path / "ana" / "lake"
+    assert settings.contracts_dir == tmp_path / "ana" / "contracts"
+
+
+def test_the_folder_of_a_person_whom_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISUPPORT_HOME", "~nobody-at-all/lake")
+    with pytest.raises(ValidationError, match="nobody knows whose folder ~nobody-at-all is"):
+        Settings()
+
+
 def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "postgresql://desk:hunter2@db/desk")
     settings = Settings()

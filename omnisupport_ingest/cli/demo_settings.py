@@ -163,4 +163,4 @@ def _documents(domain: Domain[Any], settings: Settings) -> dict[str, Any]:
 
 
 def _folder(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute()
+    return settings.home.absolute()

@@ -62,7 +62,7 @@ def diagnoses() -> Iterator[Diagnosis]:
         yield Diagnosis(
             "home",
             Level.NOTE,
-            f"There is no home in {settings.home.expanduser().absolute()} yet.",
+            f"There is no home in {settings.home.absolute()} yet.",
             "omnisupport-ingest up or omnisupport-ingest demo makes one.",
         )
         return

@@ -112,7 +112,7 @@ def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
             yield name, make()
         except IngestError as error:
             yield name, {"error": error.problem, "fix": error.fix}
-    home = settings.home.expanduser().absolute()
+    home = settings.home.absolute()
     known = recorded(home / "dagster", settings.dagster_pg_url, most=50)
     if known is not None:
         yield "runs.json", [asdict(each) for each in known.runs]

@@ -159,7 +159,7 @@ def spark_bytes(text: str) -> int | None:
 
 
 def _ports(settings: Settings) -> Iterator[Diagnosis]:
-    run_folder = settings.home.expanduser().absolute() / "run"
+    run_folder = settings.home.absolute() / "run"
     ours = ui_port(run_folder)
     if ours is not None:
         yield Diagnosis("ports", Level.OK, f"the UI of this home listens on {ours}")

@@ -131,7 +131,7 @@ def clean() -> None:
     Exit code: 0 removed or not there, 1 the folder is no home, 2 usage or settings, 6 in use.
     """
     settings = open_settings()
-    folder = settings.home.expanduser().absolute()
+    folder = settings.home.absolute()
     if not folder.exists():
         click.echo(f"{folder} is not there.")
         return

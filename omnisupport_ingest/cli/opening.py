@@ -98,7 +98,7 @@ def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
 
     ``earlier``: also open a home of an earlier format.
     """
-    folder = settings.home.expanduser().absolute()
+    folder = settings.home.absolute()
     if not has_home(settings):
         raise HomeMissing(
             f"There is no home in {folder} (settings come from the environment, and from .env of the working "
@@ -110,7 +110,7 @@ def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
 
 
 def has_home(settings: Settings) -> bool:
-    return (settings.home.expanduser() / "home.json").exists()
+    return (settings.home / "home.json").exists()
 
 
 def home_if_any(settings: Settings) -> Home | None:
@@ -212,7 +212,7 @@ def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestEr
         return with_silence(settings.source_dsn.get_secret_value(), settings.source_silence_seconds)
     if home is None:
         return SourceUnavailable(
-            f"There is no home at {settings.home.expanduser().absolute()}, so no embedded PostgreSQL, and "
+            f"There is no home at {settings.home.absolute()}, so no embedded PostgreSQL, and "
             "OMNISUPPORT_SOURCE_DSN names no other source.",
             fix="Set OMNISUPPORT_SOURCE_DSN to the source, in .env of the working directory or in the "
             "environment; or make the embedded one: omnisupport-ingest demo",

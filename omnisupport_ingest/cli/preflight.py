@@ -76,7 +76,7 @@ def preflight(name: str | None, as_json: bool) -> int:
 def _preflight_other(settings: Settings, name: str, *, as_json: bool) -> int:
     definition = sources_in_force(settings).find(name)
     if definition.kind is SourceKind.KAFKA:
-        landing = settings.home.expanduser() / "landing"
+        landing = settings.home / "landing"
         findings = kafka_findings(definition, contracts_in_force(settings), landing)
     elif definition.kind is SourceKind.QUERY:
         findings = query_findings(settings, definition)

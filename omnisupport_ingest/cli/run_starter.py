@@ -53,7 +53,7 @@ _ALSO = (
 def stamp() -> Stamp:
     """Return the stamp of every file from which definitions are made."""
     settings = settings_of_home(Settings())
-    home = settings.home.expanduser().absolute()
+    home = settings.home.absolute()
     others = stamp_of((*_PACKAGE.rglob("*.py"), home / "home.json", Path(ENV_FILE).absolute()))
     return documents_stamp(settings) + others
 

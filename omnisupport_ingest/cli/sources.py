@@ -237,7 +237,7 @@ def diff(name: str | None, as_json: bool) -> int:
     differences += [asdict(each) for each in _not_in_use(settings) if name in (None, each.source)]
     if name is None:
         known = {each.name for each in configured.all}
-        landing = settings.home.expanduser() / "landing"
+        landing = settings.home / "landing"
         differences += [
             {"source": folder.name, "what": "it has landed, and nothing defines it any more", "fix": ""}
             for folder in (sorted(landing.iterdir()) if landing.is_dir() else ())
@@ -260,7 +260,7 @@ def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[An
     from omnisupport_ingest.sources.query.preflight import preflight
 
     tables = definition.tables(contracts_so_far(settings))
-    found = preflight(definition, tables, settings.home.expanduser() / "landing" / definition.name)
+    found = preflight(definition, tables, settings.home / "landing" / definition.name)
     if not tables:
         none = f"No contract names {definition.name} as x-cdc.source, so no table is read."
         found = (*found, Finding("contracts", none, definition.first_contracts))
@@ -326,7 +326,7 @@ def _batches(settings: Settings, source: str) -> int:
 
 
 def _landing(settings: Settings, source: str) -> Path:
-    return settings.home.expanduser() / "landing" / source
+    return settings.home / "landing" / source
 
 
 sources.add_command(retire)

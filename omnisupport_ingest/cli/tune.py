@@ -227,7 +227,7 @@ def _platform(load: Load) -> AbstractContextManager[Measured]:
     settings = open_settings()
     if load.rate is None:
         return own(settings, existing_home(settings), load, say_err)
-    beside = settings.home.expanduser().absolute().parent
+    beside = settings.home.absolute().parent
     while not beside.is_dir():
         beside = beside.parent
     return scratch(settings, beside, load, say_err)

@@ -392,7 +392,7 @@ def _name_of_database(dsn: str) -> str:
 
 
 def _home_of(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute()
+    return settings.home.absolute()
 
 
 def _absolute(path: Path) -> Path:
@@ -401,4 +401,4 @@ def _absolute(path: Path) -> Path:
 
 
 def _same(one: Path, other: Path) -> bool:
-    return one.expanduser().resolve() == other.resolve()
+    return one.resolve() == other.resolve()

@@ -191,7 +191,7 @@ def _folder(settings: Settings) -> Path:
 
 
 def _home_of(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute()
+    return settings.home.absolute()
 
 
 def _with_copy(settings: Settings, copy: Path) -> Settings:

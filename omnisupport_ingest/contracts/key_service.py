@@ -57,7 +57,7 @@ def for_tasks(secrets: Secrets, settings: Settings) -> Secrets:
     """
     if secrets.tokens is None and secrets.subjects is None:
         return secrets
-    address = _service(settings.home.expanduser().absolute(), os.getpid()).address(settings)
+    address = _service(settings.home.absolute(), os.getpid()).address(settings)
     return replace(
         secrets,
         tokens=None if secrets.tokens is None else replace(secrets.tokens, service=address),

@@ -71,7 +71,7 @@ def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[
     if path is None:
         return {}
     try:
-        text = read_file(path.expanduser(), limit=_LONGEST_BYTES).decode()
+        text = read_file(path, limit=_LONGEST_BYTES).decode()
     except (OSError, ValueError) as error:
         raise SparkPropertiesRefused(
             f"{path}, which {PREFIX}SPARK_PROPERTIES names, cannot be read: "

@@ -22,7 +22,7 @@ def settings_environment(settings: Settings) -> dict[str, str]:
         if isinstance(value, SecretStr):
             value = value.get_secret_value()
         elif isinstance(value, Path):
-            value = value.expanduser().absolute()
+            value = value.absolute()
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment

@@ -86,8 +86,7 @@ class Scratch:
     def take(cls, settings: Settings) -> Scratch:
         """Make such a folder, and remove those that killed processes left behind. Raises ``NoScratch`` if
         that fails."""
-        parent = settings.spark_local_dir or settings.home / "run"
-        parent = parent.expanduser().absolute()
+        parent = (settings.spark_local_dir or settings.home / "run").absolute()
         try:
             if settings.spark_local_dir is None:
                 # No failpoint: scratch that is removed, also that of a killed process, before it is made

@@ -349,4 +349,4 @@ def has_slot_to_spare(settings: Settings) -> bool:
 
 
 def _home(settings: Settings) -> Path:
-    return settings.home.expanduser().absolute()
+    return settings.home.absolute()

@@ -167,7 +167,7 @@ def _gone(settings: Settings) -> IngestError:
             fix="See that it runs, and why it ended: a kernel that has no memory left kills the largest "
             f"process. Then start again. {_STAYS}",
         )
-    log = settings.home.expanduser().absolute() / "logs" / "spark-connect.log"
+    log = settings.home.absolute() / "logs" / "spark-connect.log"
     if _JAVA_MEMORY.search(_end_of(log)):
         return _java_memory(settings)
     return SparkGone(

@@ -78,7 +78,7 @@ def contracts_at_start(tables: Sequence[TableContract]) -> dict[str, str]:
 
 def differences(settings: Settings, contracts: Contracts) -> tuple[ContractDrift, ...]:
     """Return how the files of every log of the home differ from those at the start of its capture."""
-    home = settings.home.expanduser()
+    home = settings.home
     known = {each.name: each for each in sources_in_force(settings, contracts).all}
     differing: list[ContractDrift] = []
     for path in sorted((home / "landing").glob("*/")):

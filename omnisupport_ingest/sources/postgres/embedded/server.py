@@ -154,8 +154,8 @@ class EmbeddedPostgres:
         version: str | None = None,
         database: str = DATABASE,
     ) -> None:
-        self.folder = folder.expanduser().absolute()
-        self._log = ServerLog((logs or self.folder).expanduser().absolute() / "postgres.log")
+        self.folder = folder.absolute()
+        self._log = ServerLog((logs or self.folder).absolute() / "postgres.log")
         self._version = version or binaries.DEFAULT_VERSION
         self.database = database
 

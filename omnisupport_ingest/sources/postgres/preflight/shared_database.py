@@ -85,7 +85,7 @@ def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Fin
     here: _Place | None = None
     for other in database.others(settings.source):
         try:
-            epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
+            epoch = LandingStore(settings.home / "landing", other.name).current_epoch()
         except (IngestError, OSError):
             # When the other source starts, it reports the fault of its landing itself.
             continue
