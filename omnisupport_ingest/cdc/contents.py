@@ -31,7 +31,8 @@ from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
-from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKey, SubjectKeys, keyed_identity
+from omnisupport_ingest.contracts.subject_ciphers import DIGEST, SubjectKey, keyed_identity
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.json_values import compact
 
 HASHED = (

@@ -24,7 +24,7 @@ from cryptography.exceptions import InvalidTag
 
 from omnisupport_ingest.contracts.flat_images import MEMBER_VALUE
 from omnisupport_ingest.contracts.recent_keys import ID_BYTES
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, encrypt_each
+from omnisupport_ingest.contracts.subject_ciphers import SubjectKey, encrypt_each
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.json_values import compact

@@ -33,12 +33,8 @@ from omnisupport_ingest.contracts.encrypted_images import (
 )
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
-from omnisupport_ingest.contracts.subject_keys import (
-    DIGEST,
-    FILE,
-    SubjectKeys,
-    keyed_identity,
-)
+from omnisupport_ingest.contracts.subject_ciphers import DIGEST, keyed_identity
+from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKeys
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore

@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from omnisupport_ingest.contracts.encrypted_images import Whose, encrypt_divided
 from omnisupport_ingest.contracts.names import row_subject
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys
+from omnisupport_ingest.contracts.subject_ciphers import SubjectKey
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.landing.writer_threads import cores
 
 LEAST_ROWS = 2_000

@@ -23,12 +23,8 @@ from omnisupport_ingest.contracts.encrypted_images import (
     key_id,
     without_values,
 )
-from omnisupport_ingest.contracts.subject_keys import (
-    SubjectKey,
-    SubjectKeys,
-    SubjectKeysUnreadable,
-    _in_base64,
-)
+from omnisupport_ingest.contracts.subject_ciphers import SubjectKey, _in_base64
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 from omnisupport_ingest_tests.examples import examples
 
 SPLIT = Split(frozenset(("id", "plan")), "id")

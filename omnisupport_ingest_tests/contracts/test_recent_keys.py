@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.contracts import recent_keys
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys
+from omnisupport_ingest.contracts.subject_ciphers import SubjectKey
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 
 CUSTOMERS = [("desk", "customer", str(number)) for number in range(100)]
 

@@ -41,7 +41,8 @@ from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.event_columns import EventId
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARD_COPIES, RELEASE
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKeys
+from omnisupport_ingest.contracts.subject_ciphers import DIGEST
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
