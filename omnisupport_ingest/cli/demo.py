@@ -351,7 +351,7 @@ def pending_or_stuck(workspace: Workspace, source: str) -> Pending:
     """Return what is not committed yet. Raises ``DemoStuck`` if a gap means that it never will be."""
     pending = pending_windows(workspace, source)
     # If a later epoch has repaired the gap, the platform continues.
-    if pending.gap is not None and pending.gap.later_epoch is None:
+    if pending.gap is not None and not pending.gap.is_repaired:
         raise DemoStuck(str(pending.gap), fix=pending.gap.fix)
     return pending
 

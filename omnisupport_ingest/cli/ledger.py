@@ -243,7 +243,7 @@ def _epoch_facts(epoch: EpochAccount) -> Iterator[tuple[str, str]]:
         yield "  accepted loss", f"{span}, by {loss.by}, {render.clock(loss.at)}: {loss.reason}"
     if epoch.gap is not None:
         span = f"{epoch.gap.expected} to {epoch.gap.continued}"
-        if epoch.gap.later_epoch is None:
+        if not epoch.gap.is_repaired:
             yield "  GAP", span
             yield "  fix", epoch.gap.fix
         else:

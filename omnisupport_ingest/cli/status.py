@@ -280,7 +280,7 @@ def _gap_document(gap: Gap | None) -> dict[str, Any] | None:
     """Return the gap as JSON values. ``repaired``: a later epoch has begun, and nothing is held back."""
     if gap is None:
         return None
-    return {"problem": str(gap), "fix": gap.fix, "repaired": gap.later_epoch is not None}
+    return {"problem": str(gap), "fix": gap.fix, "repaired": gap.is_repaired}
 
 
 def _table_document(table: TableOverview) -> dict[str, Any]:

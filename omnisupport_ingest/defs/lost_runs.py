@@ -96,7 +96,7 @@ def end_lost_runs(instance: dg.DagsterInstance, *, elsewhere: bool = False) -> l
         found = ProcessIdentity.of(process.pid) if process.started is None else None
         if found is not None and found.started is not None:
             _record(instance, run.run_id, found)
-        if process.lives():
+        if process.lives() or _has_ended(instance, run.run_id):
             continue
         # The pools first: a run that is marked as failed is not visited again.
         with failpoint("dagster.pool", run.run_id):
@@ -107,6 +107,15 @@ def end_lost_runs(instance: dg.DagsterInstance, *, elsewhere: bool = False) -> l
             )
         ended.append(run.run_id)
     return ended
+
+
+def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether the run has recorded its end, or is no longer recorded, since the runs were listed.
+
+    Ask it once the process is gone: a run records its end before its process ends.
+    """
+    run = instance.get_run_by_id(run_id)
+    return run is None or run.is_finished
 
 
 def _record(instance: dg.DagsterInstance, run_id: str, process: ProcessIdentity) -> None:

@@ -26,7 +26,7 @@ from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
 from omnisupport_ingest.windows import WindowRange
-from omnisupport_ingest.wording import counted
+from omnisupport_ingest.wording import agreeing, counted
 
 BATCHES_PER_TICK = 500
 """Most batches that a tick requests, in landing order."""
@@ -179,8 +179,8 @@ def _nothing(reason: str, cursor: SensorCursor, observations: list[dg.AssetObser
 
 
 def _all_committed(pending: Pending) -> str:
-    if pending.gap is not None:
-        return f"Everything before the gap is committed. {pending.gap} Fix: {pending.gap.fix}"
+    if pending.gap is not None and not pending.gap.is_repaired:
+        return f"{_before(pending)} {pending.gap} Fix: {pending.gap.fix}"
     if pending.last_batch_id is None:
         return "Nothing has landed yet."
     if pending.late_windows:
@@ -188,6 +188,14 @@ def _all_committed(pending: Pending) -> str:
         return f"{late} received late events: the replay is a backfill."
     landed = counted(pending.landed, "batch")
     return f"All that has landed is committed: {landed}, up to {pending.last_batch_id}."
+
+
+def _before(pending: Pending) -> str:
+    """Say what of the source is committed although a gap holds later batches back."""
+    if pending.batches:
+        batches, wait = counted(pending.batches, "batch"), agreeing(pending.batches, "waits", "wait")
+        return f"Nothing is taken in until the gap is repaired: {batches} {wait}."
+    return "Everything before the gap is committed."
 
 
 def _why_waiting(plan: RunPlan, in_vain: Sequence[datetime]) -> str:

@@ -20,7 +20,7 @@ from omnisupport_ingest.defs.step_errors import unquoted
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG, TARGET
-from omnisupport_ingest.targets.standing import last_syncs
+from omnisupport_ingest.targets.standing import LastSyncs, last_syncs
 from omnisupport_ingest.targets.sync import sync_target
 from omnisupport_ingest.wording import counted
 
@@ -137,6 +137,9 @@ def _request(
     target = _target(contract)
     looked_at = event is not None and now < event.timestamp + LOOK_SECONDS
     last = last_syncs(workspace.home, contract)
+    if last is not None and _failed_just_now(last, now):
+        # However many versions come meanwhile.
+        return None
     # A sync by hand has failed since, or its note is of an earlier one.
     unsettled = last is not None and (last.problem != "" or last.version != snapshot.version)
     if looked_at and not unsettled and synced == [snapshot.version, snapshot.table_id, target]:
@@ -146,6 +149,11 @@ def _request(
         run_key=f"{'/'.join(key.path)}/{target}/{snapshot.table_id}/{snapshot.version}/{attempt}",
         asset_selection=[key],
     )
+
+
+def _failed_just_now(last: LastSyncs, now: float) -> bool:
+    failed_at = last.failed_at if last.problem else None
+    return failed_at is not None and now < failed_at.timestamp() + RETRY_SECONDS
 
 
 def _target(contract: TableContract) -> str:

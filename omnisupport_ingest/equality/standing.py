@@ -89,7 +89,7 @@ def _lacks(workspace: Workspace, contract: TableContract, lsn: Lsn) -> str | Non
     """Return what the dimension lacks below ``lsn``, in words; None if it has everything."""
     store = workspace.landing(contract.source)
     landed, epoch = store.landed(), _epoch(workspace, contract.source)
-    if landed.gap is not None and landed.gap.later_epoch is None:
+    if landed.gap is not None and not landed.gap.is_repaired:
         return f"a gap holds batches back: {landed.gap}"
     last = store.last_stream(epoch)
     reached = last.stream.end_lsn if last is not None and last.stream is not None else None

@@ -41,29 +41,29 @@ class Gap:
         )
 
     @property
+    def is_repaired(self) -> bool:
+        """Whether a later epoch has begun, whose snapshot has what the gap lacks."""
+        return self.later_epoch is not None
+
+    @property
     def fix(self) -> str:
         """What a person can do about the gap."""
-        if self.later_epoch is not None:
-            repair = (
-                f"nothing is left to do: epoch {self.later_epoch} has begun with a new snapshot, and this "
-                f"gap names what is not known event by event."
+        if self.is_repaired:
+            return (
+                f"Nothing is left to do: epoch {self.later_epoch} has begun with a new snapshot, and this "
+                "gap names what is not known event by event."
             )
-        else:
-            repair = (
-                '`omnisupport-ingest capture --new-epoch "what happened"` begins a new epoch with a new '
-                f"snapshot of every table. The batches of epoch {self.epoch} from {self.continued} on stay "
-                "held back."
-            )
+        repair = (
+            '`omnisupport-ingest capture --new-epoch "what happened"` begins a new epoch with a new '
+            f"snapshot of every table. The batches of epoch {self.epoch} from {self.continued} on stay "
+            "held back."
+        )
         if self.continued < self.expected:
             return f"Two writers have landed the same part of the WAL: stop one of them. Then {repair}"
-        lost = (
-            f" Events between {self.expected} and {self.continued} that the source no longer has are lost, "
-            "and this gap names them."
-        )
         return (
             "Restore the manifest and the data of the missing batch from a backup of the landing folder "
-            "(in a bucket: as objects). "
-            f"If there is none: {repair}{'' if self.later_epoch is not None else lost}"
+            f"(in a bucket: as objects). If there is none: {repair} Events between {self.expected} and "
+            f"{self.continued} that the source no longer has are lost, and this gap names them."
         )
 
 

@@ -142,7 +142,7 @@ class PinnedDimensions:
         workspace, source = self._workspace, self._workspace.settings.source
         remove_left_behind(workspace.home.run, _SCRATCH)
         pending = pending_windows(workspace.merging_at_once(), source)
-        if pending.gap is not None:
+        if pending.gap is not None and not pending.gap.is_repaired:
             raise LakeBehind(
                 f"A batch of {source} is missing from landing ({pending.gap}), and with it from the lake.",
                 fix="Restore the batch, or have every table read: source repair --mode resnapshot",

@@ -96,12 +96,12 @@ class LossAccount:
 
     @property
     def open_gaps(self) -> list[Gap]:
-        return [each.gap for each in self.epochs if each.gap is not None and each.gap.later_epoch is None]
+        return [each.gap for each in self.epochs if each.gap is not None and not each.gap.is_repaired]
 
     @property
     def named_losses(self) -> int:
         """Stretches whose single events are not known, and whose tables were read again since."""
-        repaired = sum(each.gap is not None and each.gap.later_epoch is not None for each in self.epochs)
+        repaired = sum(each.gap is not None and each.gap.is_repaired for each in self.epochs)
         accepted = sum(each.accepted is not None for each in self.epochs)
         read_again = sum(not stretch.open for each in self.epochs for stretch in each.missed)
         begun_again = max(0, len(self.epochs) - 1 - repaired - accepted)

@@ -153,7 +153,7 @@ def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES)
 
 
 def _problems(workspace: Workspace, source: str, landed: Landed) -> Iterator[str]:
-    if landed.gap is not None and landed.gap.later_epoch is None:
+    if landed.gap is not None and not landed.gap.is_repaired:
         yield str(landed.gap)
     for table, _, _ in _tables_of(workspace, source):
         try:

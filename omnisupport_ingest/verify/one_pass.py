@@ -20,6 +20,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.verify import services
 from omnisupport_ingest.verify.runs import FinishedRun, IngestRuns, RunRequest
 from omnisupport_ingest.windows import KEY_FORMAT, WindowRange
+from omnisupport_ingest.wording import agreeing, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,8 +173,12 @@ class OnePass:
                 done.append(self._run(source, windows, pending))
             for windows in late:
                 done.append(self.replay(source, windows, late_tags(source, pending, windows)))
-        if pending.gap is not None and pending.gap.later_epoch is None:
-            raise IngestError(f"{pending.gap} Everything before it is in the lake.", fix=pending.gap.fix)
+        if pending.gap is not None and not pending.gap.is_repaired:
+            left = "Everything before it is in the lake."
+            if pending.batches:
+                batches, wait = counted(pending.batches, "batch"), agreeing(pending.batches, "waits", "wait")
+                left = f"Nothing is taken in until it is repaired: {batches} {wait}."
+            raise IngestError(f"{pending.gap} {left}", fix=pending.gap.fix)
         return done
 
     def _run(self, source: str, windows: WindowRange, pending: Pending) -> FinishedRun:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import dagster as dg
+from dataclasses import replace
 
+import dagster as dg
+import pytest
+
+from omnisupport_ingest.contracts.decision_table import load_decision_table
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checks import build_log_checks
+from omnisupport_ingest.defs.sensors import _all_committed
+from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import StreamSpan
+from omnisupport_ingest.layers.scheduling.pending import Pending
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 MISSING = Commit(0x20, 1, [Change("c", 1, {"title": "one", "body": None})])
@@ -60,3 +68,35 @@ def test_a_gap_is_named_by_both_its_ends_and_holds_back_what_lies_behind_it(stor
         (request,) = evaluate(story, definitions, instance).run_requests
         assert request.tags["dagster/asset_partition_range_start"] == FIRST
         assert request.tags["dagster/asset_partition_range_end"] == SECOND
+
+
+def test_where_a_gap_stops_the_source_its_repair_by_a_new_epoch_lets_it_go_on(story: Story, definitions):
+    path = write_decision(story.contracts.parent / "decisions.csv", "stream_gap", "stop")
+    story.workspace = replace(story.workspace, decisions=load_decision_table(path))
+    story.land(Commit(0x10, 1, [Change("c", 1, {"title": "one", "body": None})]))
+    gone = story.land(Commit(0x20, 2, [Change("c", 2, {"title": "two", "body": None})]))
+    story.land(Commit(0x30, 61, [Change("c", 3, {"title": "three", "body": None})]))
+    (story.store.folder / "manifests" / f"{gone.batch_id}.json").unlink()
+    with dg.DagsterInstance.ephemeral() as instance:
+        stopped = evaluate(story, definitions, instance)
+        assert not stopped.run_requests
+        said = stopped.skip_reason.skip_message
+        assert said.startswith("Nothing is taken in until the gap is repaired: 1 batch waits. "), said
+
+        read = Commit(0x40, 62, [Change("r", 1, {"title": "one", "body": None})])
+        story.land_chunk(read, epoch=2)
+        story.land_boundary(read, epoch=2)
+        (request,) = evaluate(story, definitions, instance).run_requests
+        assert request.tags["dagster/asset_partition_range_start"] == FIRST
+        assert request.tags["dagster/asset_partition_range_end"] == SECOND
+
+
+def test_a_repaired_gap_is_no_news_of_a_source_that_has_taken_in_everything(pending: Pending) -> None:
+    gap = Gap(1, "first", Lsn(0x20), "third", Lsn(0x30))
+    assert "Fix: Restore the manifest" in _all_committed(replace(pending, gap=gap))
+    assert _all_committed(replace(pending, gap=replace(gap, later_epoch=2))) == _all_committed(pending)
+
+
+@pytest.fixture
+def pending() -> Pending:
+    return Pending((), 0, 4, "third", "0/40", None, None)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import psutil
@@ -56,6 +57,28 @@ def test_a_killed_run_is_ended_and_its_pool_is_free_again_and_a_living_one_is_le
         assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
         assert not instance.event_log_storage.get_concurrency_info("table").claimed_slots
         assert end_lost_runs(instance) == []
+
+
+def test_a_run_that_ends_between_the_list_and_the_look_at_its_process_has_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        process = subprocess.Popen(["sleep", "60"])
+        tags = {PROCESS_TAG: ProcessIdentity.of(process.pid).text}
+        run = dg.DagsterRun("ingest", "the-run", status=dg.DagsterRunStatus.STARTED, tags=tags)
+        instance.add_run(run)
+        listed = instance.get_run_records
+
+        def then_it_ends(*arguments: Any, **named: Any) -> Any:
+            found = listed(*arguments, **named)
+            instance.report_dagster_event(dg.DagsterEvent("PIPELINE_SUCCESS", "ingest"), "the-run")
+            process.kill()
+            process.wait()
+            return found
+
+        monkeypatch.setattr(instance, "get_run_records", then_it_ends)
+        assert end_lost_runs(instance) == []
+        assert instance.get_run_by_id("the-run").status is dg.DagsterRunStatus.SUCCESS
 
 
 def test_a_run_names_its_process_by_what_no_clock_moves_and_another_of_its_number_is_not_it(

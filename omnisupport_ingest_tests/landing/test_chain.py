@@ -119,7 +119,7 @@ def test_new_epoch_goes_on_behind_a_damaged_batch_whose_manifest_was_moved_away(
     landed = again.landed()
     assert landed.batches == (first, later)
     assert landed.gap is not None and landed.gap.later_epoch == epoch.number
-    assert "nothing is left to do: epoch 2 has begun" in landed.gap.fix
+    assert landed.gap.fix.startswith("Nothing is left to do: epoch 2 has begun")
     for batch in landed.batches:
         again.verify(batch)
 

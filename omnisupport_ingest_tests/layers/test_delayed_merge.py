@@ -370,6 +370,24 @@ def test_who_reads_the_dimension_alone_is_told_what_it_lacks_or_has_it_merged(
     PinnedDimensions(_of_source(story)).pin()
 
 
+def test_a_gap_that_a_new_epoch_has_repaired_is_no_reason_not_to_compare_with_the_lake(
+    story: Story, spark: SparkSession
+) -> None:
+    gone = story.land(changed(2, [3]))
+    story.land(changed(3, [4]))
+    (story.store.folder / "manifests" / f"{gone.batch_id}.json").unlink()
+    with pytest.raises(LakeBehind, match="is missing from landing"):
+        PinnedDimensions(_of_source(story)).pin()
+    read = changed(4, [1])
+    story.land_chunk(read, epoch=2)
+    story.land_boundary(read, epoch=2)
+    with pytest.raises(LakeBehind, match="has not taken in all"):
+        PinnedDimensions(_of_source(story)).pin()
+    run(story, spark, FIRST)
+    _merge_what_waits(story.workspace, lambda: spark, [story.contract])
+    PinnedDimensions(_of_source(story)).pin()
+
+
 def _of_source(story: Story) -> Workspace:
     settings = story.workspace.settings.model_copy(update={"source": SOURCE})
     return Workspace(settings, story.workspace.home, story.workspace.contracts)

@@ -314,3 +314,26 @@ def test_gap_in_the_stream_holds_back_what_lies_above_it_or_the_whole_source(sto
     pending = pending_windows(story.workspace, SOURCE)
     assert pending.gap is not None
     assert pending.windows == asked
+
+
+def test_late_batches_that_wait_for_their_replay_hold_back_no_other_window(story: Story) -> None:
+    story.land(put(10, 2 * HOUR, "open", op="c"))
+    late = [story.land(put(20 + n, n, "late", id=n + 2, op="c")) for n in range(5)]
+    story.land(put(90, 2 * HOUR + 60, "behind the late ones"))
+    pending = pending_windows(story.workspace, SOURCE, limit=2)
+    assert pending.late_windows == (FIRST,)
+    assert pending.windows == ("2026-01-01T1400", "2026-01-01T1401")
+    assert pending.batch_ids >= {each.batch_id for each in late}
+
+
+def test_a_merge_that_is_due_does_not_wait_for_a_replay(
+    story: Story, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story.land(put(10, 2 * HOUR, "open", op="c"))
+    with monkeypatch.context() as killed:
+        killed.setattr(dimensions, "update", lambda *_: None)
+        take_all(story, spark)
+    (window,) = pending_windows(story.workspace, SOURCE).windows
+    story.land(put(20, 1, "late", id=2, op="c"))
+    pending = pending_windows(story.workspace, SOURCE)
+    assert (pending.windows, pending.late_windows) == ((window,), (FIRST,))

@@ -14,9 +14,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.targets import LOOK_SECONDS, RETRY_SECONDS, _request
-from omnisupport_ingest.targets.standing import note_failed, note_synced
+from omnisupport_ingest.targets.standing import last_syncs, note_failed, note_synced
 from omnisupport_ingest.targets.sync import sync_target
-from omnisupport_ingest_tests.layers.story import SECOND, SOURCE, Story
+from omnisupport_ingest_tests.layers.story import SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.layers.test_layers import run
 from omnisupport_ingest_tests.targets.test_target import ENV, UPDATE, Warehouse, story, warehouse
 from omnisupport_ingest_tests.waiting import PATIENCE
@@ -46,13 +46,6 @@ def test_the_sensor_asks_until_the_target_is_synced(
 
         (asked,) = requests()
         assert list(asked.asset_selection or []) == [key]
-        good = warehouse.dsn
-        monkeypatch.setenv(ENV, "postgresql://me:s3cret@127.0.0.1:1/none")
-        failed = job.execute_in_process(instance=instance, raise_on_error=False)
-        assert not failed.success
-        told = [str(event.event_specific_data) for event in failed.all_events if event.is_step_failure]
-        assert told and "s3cret" not in "".join(told)
-        assert len(requests()) == 1
         for selection in (None, frozenset({key})):
             before = dg.DagsterRun(
                 job_name=job.name,
@@ -63,6 +56,21 @@ def test_the_sensor_asks_until_the_target_is_synced(
             instance.add_run(before)
             assert requests() == [], "the run before goes on, so another would only wait for it"
             instance.delete_run(before.run_id)
+        good = warehouse.dsn
+        monkeypatch.setenv(ENV, "postgresql://me:s3cret@127.0.0.1:1/none")
+        failed = job.execute_in_process(instance=instance, raise_on_error=False)
+        assert not failed.success
+        told = [str(event.event_specific_data) for event in failed.all_events if event.is_step_failure]
+        assert told and "s3cret" not in "".join(told)
+        last = last_syncs(story.workspace.home, story.contract)
+        assert last is not None and last.failed_at is not None
+        for version in (1, 2):
+            assert requests() == [], "a target that is away is tried again after a while"
+            story.land(Commit(11 + version, 65 + version, [Change("u", 1, {"title": f"new {version}"})]))
+            run(story, spark, SECOND)
+        with monkeypatch.context() as later:
+            later.setattr(time, "time", lambda: last.failed_at.timestamp() + RETRY_SECONDS)
+            assert len(requests()) == 1
         monkeypatch.setenv(ENV, good)
         assert job.execute_in_process(instance=instance).success
         assert len(warehouse.rows()) == 40 and requests() == []
@@ -96,7 +104,8 @@ def test_the_sensor_asks_for_another_target_and_for_a_table_that_was_made_anew(
         assert len({each.run_key for each in looks if each is not None}) == 2
         # A sync by hand has failed since: nobody else would find out that the target is right.
         note_failed(story.workspace.home, story.contract, OSError("no route"))
-        assert asked(story.contract) is not None
+        assert asked(story.contract, RETRY_SECONDS - PATIENCE) is None
+        assert asked(story.contract, RETRY_SECONDS) is not None
         note_synced(story.workspace.home, story.contract, synced.table_id, snapshot.version)
         assert asked(story.contract) is None
         policy = story.contract.target

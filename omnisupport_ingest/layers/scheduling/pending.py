@@ -74,7 +74,7 @@ _LOOK_SECONDS = 0.2
 class Pending:
     """Windows with work to do, in order, and where landing stands.
 
-    ``windows``: those with events of the first ``limit`` batches that some layer has not committed; those
+    ``windows``: those with events of the first ``limit`` batches that a run has to take in; those
     that have closed since their last commit; and those that an interrupted run rebuilt only in part.
     ``late_windows``: windows to be replayed because events (``late``) landed in them after they had closed;
     they are not among ``windows``. ``batches``: how many batches wait in all; ``batch_ids``: their names.
@@ -193,8 +193,10 @@ class _Survey:
 
     @property
     def held_up(self) -> bool:
-        """Whether a gap in the stream holds everything back, by the decision table."""
-        return self.landed.gap is not None and self._workspace.decisions.action(GAP_FOUND.scenario) == STOP
+        """Whether a gap in the stream holds everything back until it is repaired, by the decision table."""
+        gap = self.landed.gap
+        broken = gap is not None and not gap.is_repaired
+        return broken and self._workspace.decisions.action(GAP_FOUND.scenario) == STOP
 
     def closing(self, busy: Collection[str]) -> list[str]:
         """Windows below the watermark that some layer has yet to close, in order, without the busy ones."""
@@ -471,16 +473,18 @@ def _pending(workspace: Workspace, source: str, survey: _Survey, limit: int, now
             batch_id = place[-1]
             untaken.setdefault(batch_id, set()).add(window)
             places[batch_id] = place
-    first = heapq.nsmallest(limit, untaken, key=places.__getitem__)
     late = sorted(
         survey.late,
         key=lambda each: (places[each.batch_id], each.window),
     )
-    windows = {window for batch_id in first for window in untaken[batch_id]}
-    unmerged = survey.unmerged(now)
-    if not untaken:
-        windows |= set(unmerged.values())
     late_windows = {each.window for each in late}
+    # A replay takes the late windows. Until it does, or while it fails, all other work goes on.
+    ordinary = {batch_id: rest for batch_id, of in untaken.items() if (rest := of - late_windows)}
+    first = heapq.nsmallest(limit, ordinary, key=places.__getitem__)
+    windows = {window for batch_id in first for window in ordinary[batch_id]}
+    unmerged = survey.unmerged(now)
+    if not ordinary:
+        windows |= set(unmerged.values())
     busy = late_windows.union(*untaken.values())
     closing = set(survey.closing(busy)[:limit])
     half_done = sorted(window for window, found in survey.windows.items() if found.half_done)
