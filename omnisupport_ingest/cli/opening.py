@@ -163,13 +163,13 @@ def log_of(settings: Settings, name: str | None) -> Settings:
 
     Raises ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
     """
-    if name is None or name == settings.source:
-        NAMED_LOG.set(None)
-        return own_log_settings(settings)
     NAMED_LOG.set(None)
-    definition = sources_in_force(settings).find(name)
+    if name is None or name == settings.source:
+        return own_log_settings(settings)
+    named = log_settings(settings, sources_in_force(settings).find(name))
+    # Not before: of a source that is refused here, there is no command to add the name to.
     NAMED_LOG.set(name)
-    return log_settings(settings, definition)
+    return named
 
 
 def source_named(settings: Settings, name: str | None) -> Settings:

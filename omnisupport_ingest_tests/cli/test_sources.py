@@ -442,3 +442,14 @@ def test_no_note_is_made_on_a_source_that_does_not_exist(folder: Path) -> None:
     done = command("capture", "nope")
     assert "There is no source 'nope'." in done.err
     assert "Note:" not in done.err and "--kind query" not in done.err
+
+
+@pytest.mark.parametrize(
+    "refused", [("verify", "desk"), ("source", "drop", "desk"), ("source", "grants", "desk")], ids=" ".join
+)
+def test_no_note_is_made_on_a_source_that_has_no_log(folder: Path, refused: tuple[str, ...]) -> None:
+    """It would say to add the name to `sources list`, which takes none."""
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    done = command(*refused)
+    assert done.code == 2 and "desk is a source of the kind query" in done.err
+    assert "Note:" not in done.err
