@@ -158,15 +158,16 @@ def leave_out_pandas() -> None:
 # --- the source that a command names -----------------------------------------------------------------------
 
 
-def log_of(settings: Settings, name: str | None) -> Settings:
+def log_of(settings: Settings, name: str | None, *, connected: bool = True) -> Settings:
     """Return the settings for capture of the log ``name``; without a name, of the settings' own log.
 
-    Raises ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
+    ``connected``: False: for a command that connects to nothing, as in ``log_settings``. Raises
+    ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
     """
     NAMED_LOG.set(None)
     if name is None or name == settings.source:
-        return own_log_settings(settings)
-    named = log_settings(settings, sources_in_force(settings).find(name))
+        return own_log_settings(settings, connected=connected)
+    named = log_settings(settings, sources_in_force(settings).find(name), connected=connected)
     # Not before: of a source that is refused here, there is no command to add the name to.
     NAMED_LOG.set(name)
     return named

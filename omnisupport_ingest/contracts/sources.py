@@ -14,7 +14,7 @@ own source by those of a definition.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -235,16 +235,20 @@ def log_sources(settings: Settings, contracts: Contracts) -> tuple[SourceDefinit
     return tuple(sorted(named, key=lambda each: (each.name != settings.source, each.name)))
 
 
-def own_log_settings(settings: Settings) -> Settings:
-    """Return ``settings`` with those of the definition file of their own source, if it exists."""
+def own_log_settings(settings: Settings, *, connected: bool = True) -> Settings:
+    """Return ``settings`` with those of the definition file of their own source, if it exists.
+
+    ``connected``: as in ``log_settings``.
+    """
     path = sources_folder(settings) / f"{settings.source}.json"
-    return log_settings(settings, load_source(path)) if path.exists() else settings
+    return log_settings(settings, load_source(path), connected=connected) if path.exists() else settings
 
 
-def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
+def log_settings(settings: Settings, definition: SourceDefinition, *, connected: bool = True) -> Settings:
     """Return ``settings`` with source, connection, slot and publication of ``definition``.
 
-    Applying it twice changes nothing. Raises ``SourceUnknown`` if the source has no log,
+    ``connected``: False: leave its connection out, for those who need only the names; its variable or file
+    need not be there. Applying it twice changes nothing. Raises ``SourceUnknown`` if the source has no log,
     ``ConnectionMissing`` and ``ContractError``.
     """
     name, log = definition.name, definition.log
@@ -256,6 +260,8 @@ def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
     own = name == settings.source
     if own and not definition.path:
         return settings
+    if not connected:
+        definition = replace(definition, connection_env=None, connection_file=None)
     dsn = None if definition.embedded else SecretStr(definition.connection_text())
     if own and definition.embedded:
         # As without a definition, the setting may name another server for the home's own source.

@@ -453,3 +453,24 @@ def test_no_note_is_made_on_a_source_that_has_no_log(folder: Path, refused: tupl
     done = command(*refused)
     assert done.code == 2 and "desk is a source of the kind query" in done.err
     assert "Note:" not in done.err
+
+
+@pytest.mark.parametrize("how", [("--env", "DESK_URL"), ("--file", "/nowhere/desk.dsn")], ids=["env", "file"])
+def test_grants_of_a_named_log_need_no_connection_if_the_database_is_given(
+    folder: Path, how: tuple[str, str]
+) -> None:
+    command("sources", "new", "desk", "--kind", "postgres_log", *how)
+    done = command("source", "grants", "desk", "--database", "shop")
+    assert done.code == 0, done.output
+    assert 'GRANT CONNECT ON DATABASE "shop"' in done.out and '"omnisupport_ingest_desk"' in done.out
+    without = command("source", "grants", "desk")
+    assert without.code == 2 and how[1] in without.err
+
+
+def test_grants_of_the_own_source_need_no_connection_of_its_definition(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE", "desk")
+    command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
+    done = command("source", "grants", "--database", "shop")
+    assert done.code == 0 and 'GRANT CONNECT ON DATABASE "shop"' in done.out, done.output
