@@ -14,14 +14,16 @@ import click
 
 from omnisupport_ingest.cli.errors import NAMED_LOG, HomeMissing
 from omnisupport_ingest.contracts.in_force import contracts_in_force, record_in_force, settings_of_home
-from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
+from omnisupport_ingest.contracts.model import Contracts, TableContract, UnknownTable, table_named
 from omnisupport_ingest.contracts.sources import (
     SourceKind,
+    SourceUnknown,
     load_source,
     log_settings,
     own_log_settings,
     sources_folder,
     sources_in_force,
+    used_instead,
 )
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
@@ -232,10 +234,25 @@ def require_source_dsn(settings: Settings, home: Home | None) -> str:
     return dsn
 
 
+def require_source_in_use(settings: Settings, contracts: Contracts | None = None) -> None:
+    """Raise ``SourceUnknown`` if a command without a name means a source that nobody uses, and there are
+    others (``used_instead``). To make contracts of a database that nobody has would be no help."""
+    if instead := used_instead(settings, contracts):
+        raise SourceUnknown(
+            f"No contract names the source {settings.source!r}, which is meant without a name, and "
+            "OMNISUPPORT_SOURCE_DSN is not set.",
+            fix=f"Name the source: {' or '.join(f'{each.name} ({each.kind})' for each in instead)}. If "
+            "another database is to be captured, set OMNISUPPORT_SOURCE_DSN; then: omnisupport-ingest "
+            "contracts new --all",
+        )
+
+
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
-    """Return the tables of the settings' source that have contracts. Raises ``ContractError`` if none has."""
+    """Return the tables of the settings' source that have contracts. Raises ``IngestError`` if none has, and
+    as ``require_source_in_use`` does."""
     from omnisupport_ingest.sources.postgres.preflight import source_check
 
+    require_source_in_use(settings)
     return source_check.contracted_tables(contracts_in_force(settings), settings.source)
 
 

@@ -228,6 +228,21 @@ def sources_in(folder: Path, settings: Settings, contracts: Contracts) -> Source
     return Sources(tuple(found[name] for name in sorted(found)), folder)
 
 
+def used_instead(settings: Settings, contracts: Contracts | None = None) -> tuple[SourceDefinition, ...]:
+    """Return the defined sources of a home where nobody uses the settings' own one: it has no contract, no
+    connection and no definition. Else return nothing.
+
+    The embedded PostgreSQL is then not meant. A person who names no source has to name one of these.
+    """
+    if settings.source_dsn is not None:
+        return ()
+    known = contracts_so_far(settings) if contracts is None else contracts
+    if known.of_source(settings.source):
+        return ()
+    defined = load_sources(sources_folder(settings))
+    return () if any(each.name == settings.source for each in defined) else defined
+
+
 def log_sources(settings: Settings, contracts: Contracts) -> tuple[SourceDefinition, ...]:
     """Return the sources of the home that are captured from their logs, that of the settings first."""
     logs = sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
