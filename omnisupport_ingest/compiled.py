@@ -21,6 +21,9 @@ import pyarrow as pa
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 """What the functions read. An array must be contiguous, of the type that the function names."""
 
+Texts = tuple[Bytes, Bytes]
+"""Texts that stand one after the other, and where each begins (int32), the end of the last one behind."""
+
 Memory = tuple[object, int, int]
 """A block of memory that a compiled function made: who owns it, its address, its size in bytes."""
 
@@ -71,8 +74,7 @@ class CompiledImages(Protocol):
         offsets: Bytes,
         valid: pa.Buffer | None,
         first: int,
-        names: Bytes,
-        name_at: Bytes,
+        names: Texts,
         texts: int,
         /,
     ) -> tuple[Memory, tuple[Column, ...], Memory, Memory]: ...
@@ -82,15 +84,7 @@ class CompiledLines(Protocol):
     """The functions of ``compiled_lines.c``, which says what each does. They check all arguments."""
 
     def walk(
-        self,
-        content: Bytes,
-        starts: Bytes,
-        stops: Bytes,
-        lines: Bytes,
-        steps: Bytes,
-        texts: Bytes,
-        text_at: Bytes,
-        /,
+        self, content: Bytes, starts: Bytes, stops: Bytes, lines: Bytes, steps: Bytes, texts: Texts, /
     ) -> tuple[Memory, Memory, Memory, Memory, int]: ...
 
     def cut(self, content: Bytes, begins: Bytes, ends: Bytes, is_null: Bytes, inside: int, /) -> Column: ...

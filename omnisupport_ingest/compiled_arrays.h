@@ -41,6 +41,9 @@ static int open_all(Argument *arguments, PyObject *const *objects, const size_t 
     return 0;
 }
 
+/* Whether an argument is a tuple of two, as texts and where they begin are. */
+static inline int is_pair(PyObject *given) { return PyTuple_Check(given) && PyTuple_Size(given) == 2; }
+
 static int64_t items(const Argument *argument, size_t size) { return argument->view.len / (Py_ssize_t)size; }
 
 /* Whether `bytes` bytes have `count` bits from number `first` on. None of these is negative. */

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import log_of, open_home, open_settings
+from omnisupport_ingest.cli.opening import log_of, open_home, open_settings, require_source_in_use
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.cli.views import landed_line, pass_progress
@@ -83,6 +83,7 @@ def capture(name: str | None, once: bool, reason: str | None) -> None:
         return log_of(documents.settings, name), contracts_in_force(documents.settings)
 
     settings, contracts = as_it_is_now()
+    require_source_in_use(settings, contracts)
 
     def landed(batch: Manifest) -> None:
         if line := landed_line(batch):

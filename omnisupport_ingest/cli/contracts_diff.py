@@ -10,7 +10,7 @@ from typing import Any
 import click
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.cli.opening import home_if_any, require_source_dsn
+from omnisupport_ingest.cli.opening import home_if_any, require_source_dsn, require_source_in_use
 from omnisupport_ingest.cli.render import counted
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import ContractError, TableContract, table_named
@@ -64,6 +64,7 @@ def connect_to_source(settings: Settings) -> Connection:
 
 
 def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
+    require_source_in_use(settings)
     contracts = contracts_in_force(settings)
     of_source = contracts.of_source(settings.source)
     if not of_source:

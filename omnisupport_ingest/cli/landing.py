@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from omnisupport_ingest.cli.opening import existing_home, open_settings, open_wo
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, facts, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.cli.stopping import stop_on_signal
+from omnisupport_ingest.contracts.sources import load_sources, sources_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.json_values import compact, to_plain
 from omnisupport_ingest.landing.damage import Finding, check_landing
@@ -29,6 +30,7 @@ from omnisupport_ingest.storage import has_landed, landed_sources
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.rows import LandedEvent
+    from omnisupport_ingest.settings import Settings
 
 _LOOK_SECONDS = 0.5
 """How often ``tail --follow`` looks for new batches."""
@@ -216,12 +218,20 @@ def _store(source: str | None) -> LandingStore:
     home = existing_home(settings)
     root, name = home.landing, source or settings.source
     if not has_landed(home.path, name):
-        names = ", ".join(landed_sources(home.path)) or "nothing"
+        landed = landed_sources(home.path)
         raise IngestError(
-            f"Nothing has landed from {name} in {root}; there is: {names}.",
-            fix="Name another source with --source, or start capture: `omnisupport-ingest up`.",
+            f"Nothing has landed from {name} in {root}; there is: {', '.join(landed) or 'nothing'}.",
+            fix=_landed_or_defined(settings, landed),
         )
     return LandingStore(root, name)
+
+
+def _landed_or_defined(settings: Settings, landed: Sequence[str]) -> str:
+    """Return the fix for a source of which nothing has landed. ``landed``: those that have."""
+    if landed:
+        return f"Name one of them: --source {' or '.join(landed)}. Or start what reads: omnisupport-ingest up"
+    defined = ", ".join(each.name for each in load_sources(sources_folder(settings)))
+    return f"Start what reads: omnisupport-ingest up.{f' Defined are: {defined}.' if defined else ''}"
 
 
 def _require_table(source: str, name: str) -> None:

@@ -14,14 +14,16 @@ import click
 
 from omnisupport_ingest.cli.errors import NAMED_LOG, HomeMissing
 from omnisupport_ingest.contracts.in_force import contracts_in_force, record_in_force, settings_of_home
-from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
+from omnisupport_ingest.contracts.model import Contracts, TableContract, UnknownTable, table_named
 from omnisupport_ingest.contracts.sources import (
     SourceKind,
+    SourceUnknown,
     load_source,
     log_settings,
     own_log_settings,
     sources_folder,
     sources_in_force,
+    used_instead,
 )
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
@@ -158,18 +160,19 @@ def leave_out_pandas() -> None:
 # --- the source that a command names -----------------------------------------------------------------------
 
 
-def log_of(settings: Settings, name: str | None) -> Settings:
+def log_of(settings: Settings, name: str | None, *, connected: bool = True) -> Settings:
     """Return the settings for capture of the log ``name``; without a name, of the settings' own log.
 
-    Raises ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
+    ``connected``: False: for a command that connects to nothing, as in ``log_settings``. Raises
+    ``SourceUnknown`` if the home has no such source, or if it is not read by its log.
     """
-    if name is None or name == settings.source:
-        NAMED_LOG.set(None)
-        return own_log_settings(settings)
     NAMED_LOG.set(None)
-    definition = sources_in_force(settings).find(name)
+    if name is None or name == settings.source:
+        return own_log_settings(settings, connected=connected)
+    named = log_settings(settings, sources_in_force(settings).find(name), connected=connected)
+    # Not before: of a source that is refused here, there is no command to add the name to.
     NAMED_LOG.set(name)
-    return log_settings(settings, definition)
+    return named
 
 
 def source_named(settings: Settings, name: str | None) -> Settings:
@@ -231,10 +234,25 @@ def require_source_dsn(settings: Settings, home: Home | None) -> str:
     return dsn
 
 
+def require_source_in_use(settings: Settings, contracts: Contracts | None = None) -> None:
+    """Raise ``SourceUnknown`` if a command without a name means a source that nobody uses, and there are
+    others (``used_instead``). To make contracts of a database that nobody has would be no help."""
+    if instead := used_instead(settings, contracts):
+        raise SourceUnknown(
+            f"No contract names the source {settings.source!r}, which is meant without a name, and "
+            "OMNISUPPORT_SOURCE_DSN is not set.",
+            fix=f"Name the source: {' or '.join(f'{each.name} ({each.kind})' for each in instead)}. If "
+            "another database is to be captured, set OMNISUPPORT_SOURCE_DSN; then: omnisupport-ingest "
+            "contracts new --all",
+        )
+
+
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
-    """Return the tables of the settings' source that have contracts. Raises ``ContractError`` if none has."""
+    """Return the tables of the settings' source that have contracts. Raises ``IngestError`` if none has, and
+    as ``require_source_in_use`` does."""
     from omnisupport_ingest.sources.postgres.preflight import source_check
 
+    require_source_in_use(settings)
     return source_check.contracted_tables(contracts_in_force(settings), settings.source)
 
 

@@ -56,8 +56,10 @@ def grants(name: str | None, role: str | None, database: str | None) -> None:
 
     NAME is a captured source (`sources list`); by default the one that the settings name.
 
-    The command connects to nothing. An administrator runs its output; the owner of the tables may run the
-    second part instead. Then OMNISUPPORT_SOURCE_DSN names the role.
+    The command connects to nothing, and with --database it needs no connection string. It needs the contracts
+    of the source: the role may read their tables. An administrator runs its output; the owner of the tables
+    may run the second part instead. Then OMNISUPPORT_SOURCE_DSN names the role, or for NAME what its
+    definition names.
 
     \b
     Example:
@@ -69,7 +71,7 @@ def grants(name: str | None, role: str | None, database: str | None) -> None:
     from omnisupport_ingest.sources.postgres.embedded.server import database_of
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
-    settings = log_of(open_settings(), name)
+    settings = log_of(open_settings(), name, connected=database is None)
     if database is None:
         dsn = settings.source_dsn
         embedded = database_of(settings.source)

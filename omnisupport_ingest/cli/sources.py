@@ -23,6 +23,7 @@ from omnisupport_ingest.contracts.sources import (
     source_of,
     sources_folder,
     sources_in_force,
+    used_instead,
 )
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
@@ -211,7 +212,8 @@ def validate(as_json: bool) -> int:
 def diff(name: str | None, as_json: bool) -> int:
     """Show where definitions, home and databases differ.
 
-    Listed are sources from which nothing has landed, folders in landing that no definition and no contract
+    Listed are sources from which nothing has landed (that of the settings only if something uses it, or there
+    is no other), folders in landing that no definition and no contract
     names, for query sources every table that does not exist, lacks a column or an index, or has another type
     of cursor, and for a source that is captured now the settings in its files that its capture does not use
     yet.
@@ -225,9 +227,10 @@ def diff(name: str | None, as_json: bool) -> int:
     settings = open_settings()
     configured = _sources(settings)
     chosen = (configured.find(name),) if name is not None else configured.all
+    unused = settings.source if name is None and used_instead(settings) else None
     differences: list[dict[str, str]] = []
     for each in chosen:
-        if not _batches(settings, each.name):
+        if each.name != unused and not _batches(settings, each.name):
             differences.append({"source": each.name, "what": "nothing has landed", "fix": ""})
         if each.kind is SourceKind.QUERY:
             differences += [

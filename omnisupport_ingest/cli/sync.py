@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import log_of, open_home, open_settings, options_as
+from omnisupport_ingest.cli.opening import (
+    log_of,
+    open_home,
+    open_settings,
+    options_as,
+    require_source_in_use,
+)
 from omnisupport_ingest.cli.render import counted, echo_json, size
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.sync_query_kafka import sync_kafka, sync_query
@@ -138,6 +144,8 @@ def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:
     """Return the source called ``name``, or that of the settings. Raises ``SourceUnknown`` for a source of
     files."""
     settings = workspace.settings
+    if name is None:
+        require_source_in_use(settings, workspace.contracts)
     definition = sources_in_force(settings, workspace.contracts).find(name or settings.source)
     if definition.kind is SourceKind.FILES:
         raise SourceUnknown(

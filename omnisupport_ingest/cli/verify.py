@@ -9,7 +9,7 @@ import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.long_look import speaking
-from omnisupport_ingest.cli.opening import log_of, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import log_of, open_settings, open_workspace, require_source_in_use
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.verify_checksums import verify_by_checksums
 from omnisupport_ingest.cli.views import proof_document, show_proof
@@ -107,6 +107,7 @@ def verify(
 
 def _require_tables(workspace: Workspace, tables: Sequence[str]) -> None:
     """Raise an error if no contract names the source, or one of ``tables`` is none of its contracts."""
+    require_source_in_use(workspace.settings, workspace.contracts)
     source = workspace.settings.source
     known = [contract.name for contract in contracted_tables(workspace.contracts, source)]
     for name in tables:

@@ -4,7 +4,6 @@ printed first."""
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -179,8 +178,7 @@ def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
         log = log_settings(settings, definition)
     except ConnectionMissing as error:
         # The names of slot and publication are known even without a connection.
-        unset = replace(definition, connection_env=None, connection_file=None)
-        return _Log(log_settings(settings, unset), error)
+        return _Log(log_settings(settings, definition, connected=False), error)
     return _Log(log, source_dsn_or_error(log, home))
 
 

@@ -151,18 +151,19 @@ static int read_all(Reading *of, const uint8_t *data, const int32_t *offsets, co
 }
 
 PyDoc_STRVAR(read_doc,
-"read(data, offsets, valid, first, names, name_at, texts) -> (proven, columns, sent, others)\\n\\n"
-"Read the images of an Arrow array: `data` and `offsets` (int32); `valid`, its bits from number `first` on, or None.\\n"
-"`names` (where `name_at` says, int32) are looked for, and the texts of the first `texts` of them are read. `proven`,\\n"
+"read(data, offsets, valid, first, (names, name_at), texts) -> (proven, columns, sent, others)\n\n"
+"Read the images of an Arrow array: `data` and `offsets` (int32); `valid`, its bits from number `first` on, or None.\n"
+"`names` (where `name_at` says, int32) are looked for, and the texts of the first `texts` of them are read. `proven`,\n"
 "`sent` (names x images) and `others` are flags (uint8).");
 
 static PyObject *read_images(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     static const size_t sizes[4] = {1, 4, 1, 4};
-    if (count != 7) return PyErr_Format(PyExc_TypeError, "read takes 7 arguments");
-    int64_t first = PyLong_AsLongLong(args[3]), read = PyLong_AsLongLong(args[6]);
+    if (count != 6 || !is_pair(args[4]))
+        return PyErr_Format(PyExc_TypeError, "read takes 6 arguments, the fifth of them a pair");
+    int64_t first = PyLong_AsLongLong(args[3]), read = PyLong_AsLongLong(args[5]);
     if (PyErr_Occurred()) return NULL;
-    PyObject *const arrays[4] = {args[0], args[1], args[4], args[5]};
+    PyObject *const arrays[4] = {args[0], args[1], PyTuple_GetItem(args[4], 0), PyTuple_GetItem(args[4], 1)};
     Argument of[4] = {0}, valid = {0};
     Reading reading = {0};
     PyObject *result = NULL, *columns = NULL, *flags[3] = {0};

@@ -111,8 +111,7 @@ def _read_in_one_pass(
         np.frombuffer(offsets, np.int32, count + 1, 4 * images.offset) if count else np.zeros(1, np.int32),
         valid,
         images.offset,
-        b"".join(names),
-        np.cumsum([0, *map(len, names)]).astype(np.int32),
+        (b"".join(names), np.cumsum([0, *map(len, names)]).astype(np.int32)),
         len(columns),
     )
     flags = [np.frombuffer(buffer_of(each), np.bool_) for each in (proven, sent, others)]

@@ -14,7 +14,7 @@ own source by those of a definition.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -228,6 +228,21 @@ def sources_in(folder: Path, settings: Settings, contracts: Contracts) -> Source
     return Sources(tuple(found[name] for name in sorted(found)), folder)
 
 
+def used_instead(settings: Settings, contracts: Contracts | None = None) -> tuple[SourceDefinition, ...]:
+    """Return the defined sources of a home where nobody uses the settings' own one: it has no contract, no
+    connection and no definition. Else return nothing.
+
+    The embedded PostgreSQL is then not meant. A person who names no source has to name one of these.
+    """
+    if settings.source_dsn is not None:
+        return ()
+    known = contracts_so_far(settings) if contracts is None else contracts
+    if known.of_source(settings.source):
+        return ()
+    defined = load_sources(sources_folder(settings))
+    return () if any(each.name == settings.source for each in defined) else defined
+
+
 def log_sources(settings: Settings, contracts: Contracts) -> tuple[SourceDefinition, ...]:
     """Return the sources of the home that are captured from their logs, that of the settings first."""
     logs = sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
@@ -235,16 +250,20 @@ def log_sources(settings: Settings, contracts: Contracts) -> tuple[SourceDefinit
     return tuple(sorted(named, key=lambda each: (each.name != settings.source, each.name)))
 
 
-def own_log_settings(settings: Settings) -> Settings:
-    """Return ``settings`` with those of the definition file of their own source, if it exists."""
+def own_log_settings(settings: Settings, *, connected: bool = True) -> Settings:
+    """Return ``settings`` with those of the definition file of their own source, if it exists.
+
+    ``connected``: as in ``log_settings``.
+    """
     path = sources_folder(settings) / f"{settings.source}.json"
-    return log_settings(settings, load_source(path)) if path.exists() else settings
+    return log_settings(settings, load_source(path), connected=connected) if path.exists() else settings
 
 
-def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
+def log_settings(settings: Settings, definition: SourceDefinition, *, connected: bool = True) -> Settings:
     """Return ``settings`` with source, connection, slot and publication of ``definition``.
 
-    Applying it twice changes nothing. Raises ``SourceUnknown`` if the source has no log,
+    ``connected``: False: leave its connection out, for those who need only the names; its variable or file
+    need not be there. Applying it twice changes nothing. Raises ``SourceUnknown`` if the source has no log,
     ``ConnectionMissing`` and ``ContractError``.
     """
     name, log = definition.name, definition.log
@@ -256,6 +275,8 @@ def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
     own = name == settings.source
     if own and not definition.path:
         return settings
+    if not connected:
+        definition = replace(definition, connection_env=None, connection_file=None)
     dsn = None if definition.embedded else SecretStr(definition.connection_text())
     if own and definition.embedded:
         # As without a definition, the setting may name another server for the home's own source.

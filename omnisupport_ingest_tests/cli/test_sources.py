@@ -442,3 +442,115 @@ def test_no_note_is_made_on_a_source_that_does_not_exist(folder: Path) -> None:
     done = command("capture", "nope")
     assert "There is no source 'nope'." in done.err
     assert "Note:" not in done.err and "--kind query" not in done.err
+
+
+@pytest.mark.parametrize(
+    "refused", [("verify", "desk"), ("source", "drop", "desk"), ("source", "grants", "desk")], ids=" ".join
+)
+def test_no_note_is_made_on_a_source_that_has_no_log(folder: Path, refused: tuple[str, ...]) -> None:
+    """It would say to add the name to `sources list`, which takes none."""
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    done = command(*refused)
+    assert done.code == 2 and "desk is a source of the kind query" in done.err
+    assert "Note:" not in done.err
+
+
+@pytest.mark.parametrize("how", [("--env", "DESK_URL"), ("--file", "/nowhere/desk.dsn")], ids=["env", "file"])
+def test_grants_of_a_named_log_need_no_connection_if_the_database_is_given(
+    folder: Path, how: tuple[str, str]
+) -> None:
+    command("sources", "new", "desk", "--kind", "postgres_log", *how)
+    done = command("source", "grants", "desk", "--database", "shop")
+    assert done.code == 0, done.output
+    assert 'GRANT CONNECT ON DATABASE "shop"' in done.out and '"omnisupport_ingest_desk"' in done.out
+    without = command("source", "grants", "desk")
+    assert without.code == 2 and how[1] in without.err
+
+
+def test_grants_of_the_own_source_need_no_connection_of_its_definition(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE", "desk")
+    command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
+    done = command("source", "grants", "--database", "shop")
+    assert done.code == 0 and 'GRANT CONNECT ON DATABASE "shop"' in done.out, done.output
+
+
+@pytest.fixture
+def others_only(folder: Path) -> Path:
+    """The project with the one source ``desk``, which is read by a cursor. Nobody uses ``support_desk``, the
+    source of the settings."""
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL", "--compare-every", "P1D")
+    Home.open(folder / "home", WindowSize.parse("hourly"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "without_a_name",
+    [
+        *("preflight", "source status", "source grants", "source grants --database x", "source restart"),
+        *("source snapshot tickets", "contracts diff", "verify", "sync", "capture --once"),
+    ],
+)
+def test_where_nobody_uses_the_own_source_a_command_without_a_name_says_to_name_one(
+    others_only: Path, without_a_name: str
+) -> None:
+    done = command(*without_a_name.split())
+    assert done.code == 2 and "No contract names the source 'support_desk'" in done.err
+    assert "Fix: Name the source: desk (query)." in done.err
+    assert "--source support_desk" not in done.err
+    assert not (others_only / "home" / "postgres").exists(), "no server is made for a source that nobody uses"
+
+
+def test_before_there_is_any_contract_the_source_is_to_be_named_as_well(others_only: Path) -> None:
+    (others_only / "contracts" / "data" / "desk_tickets.json").unlink()
+    command("sources", "new", "box", "--kind", "files")
+    done = command("preflight")
+    assert done.code == 2 and "Fix: Name the source: box (files) or desk (query)." in done.err
+
+
+@pytest.mark.parametrize("used", ["by a connection", "by a definition"])
+def test_an_own_source_that_is_set_up_is_told_to_get_its_contracts(
+    others_only: Path, monkeypatch: pytest.MonkeyPatch, used: str
+) -> None:
+    if used == "by a connection":
+        monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "host=127.0.0.1 port=1 dbname=shop")
+        monkeypatch.setenv("OMNISUPPORT_SOURCE", "shop")
+    else:
+        command("sources", "new", "shop", "--kind", "postgres_log")
+        monkeypatch.setenv("OMNISUPPORT_SOURCE", "shop")
+    for verb in (("preflight",), ("contracts", "diff")):
+        done = command(*verb)
+        assert "Fix: Make them: omnisupport-ingest contracts new --all --source shop" in done.err
+    assert "shop: nothing has landed" in command("sources", "diff").out
+
+
+def test_diff_leaves_out_an_own_source_that_nobody_uses(
+    others_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{others_only / 'desk.db'}")
+    base = sqlite3.connect(others_only / "desk.db", isolation_level=None)
+    base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME NOT NULL)")
+    base.execute("CREATE INDEX tickets_cursor ON tickets (updated_at, id)")
+    base.close()
+    assert command("sources", "diff").out == "desk: nothing has landed\n"
+    land_something(others_only, "desk")
+    done = command("sources", "diff")
+    assert (done.code, done.out) == (0, "Nothing differs.\n")
+    # Who names it is answered, and what it has landed is not passed over.
+    assert command("sources", "diff", "support_desk").out == "support_desk: nothing has landed\n"
+
+
+def land_something(folder: Path, source: str) -> None:
+    manifests = folder / "home" / "landing" / source / "manifests"
+    manifests.mkdir(parents=True)
+    (manifests / "one.json").write_text("{}")
+
+
+def test_landing_names_the_sources_that_have_landed_or_else_those_that_are_defined(others_only: Path) -> None:
+    before = command("landing", "list")
+    assert before.code == 1 and "Nothing has landed from support_desk" in before.err
+    assert "Defined are: desk." in before.err and "omnisupport-ingest up" in before.err
+    land_something(others_only, "desk")
+    after = command("landing", "list")
+    assert after.code == 1 and "Fix: Name one of them: --source desk." in after.err

@@ -205,18 +205,21 @@ def test_images_of_many_other_names_are_proven_all_the_same(count: int) -> None:
 def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
     assert compiled_images is not None
     image, offsets, places = b'{"a":"1"}', np.array([0, 9], np.int32), np.array([0, 1], np.int32)
-    good = [image, offsets, None, 0, b"a", places, 1]
+    good = [image, offsets, None, 0, (b"a", places), 1]
     assert bytes(flat_images.buffer_of(compiled_images.read(*good)[0])) == b"\x01"
     wrong = [
         (1, np.array([0, 10], np.int32)), (1, np.array([-1, 9], np.int32)), (1, np.array([9, 0], np.int32)),
-        (1, np.zeros(0, np.int32)), (2, pa.py_buffer(b"")), (3, -1), (4, b""), (5, places - 1),
-        (5, places[::-1].copy()), (6, 2), (6, -1),
+        (1, np.zeros(0, np.int32)), (2, pa.py_buffer(b"")), (3, -1), (4, (b"", places)),
+        (4, (b"a", places - 1)), (4, (b"a", places[::-1].copy())), (5, 2), (5, -1),
     ]  # fmt: skip
     for at, value in wrong:
         with pytest.raises(ValueError, match="do not fit"):
             compiled_images.read(*(value if i == at else each for i, each in enumerate(good)))
     with pytest.raises(ValueError, match="do not fit"):
         compiled_images.read(*good[:2], pa.py_buffer(b"\x01"), 2**63 - 1, *good[4:])
+    for no_names in ([b"a", places], (b"a",), (b"a", places, 1), b"a"):
+        with pytest.raises(TypeError, match="read takes 6 arguments"):
+            compiled_images.read(*good[:4], no_names, 1)  # type: ignore[arg-type]
 
 
 @COMPILED

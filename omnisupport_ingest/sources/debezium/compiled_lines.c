@@ -161,7 +161,7 @@ static int has_form(const Program *program, Found *found, int64_t start, int64_t
 }
 
 PyDoc_STRVAR(walk_doc,
-"walk(content, starts, stops, lines, steps, texts, text_at) -> (kept, begins, ends, is_null, count)\n\n"
+"walk(content, starts, stops, lines, steps, (texts, text_at)) -> (kept, begins, ends, is_null, count)\n\n"
 "Return which of `lines` (int64, numbers in `starts` and `stops`) have the form of `steps` (uint8), and where their\n"
 "values stand in `content`. `texts`: what is expected, where `text_at` (int32) says. `begins`, `ends` (int64) and\n"
 "`is_null` have a row for each value and a column for each of `lines`; the first `count` columns are of `kept`.");
@@ -169,11 +169,13 @@ PyDoc_STRVAR(walk_doc,
 static PyObject *walk(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     static const size_t sizes[7] = {1, 8, 8, 8, 1, 1, 4};
-    if (count != 7) return PyErr_Format(PyExc_TypeError, "walk takes 7 arguments");
+    if (count != 6 || !is_pair(args[5]))
+        return PyErr_Format(PyExc_TypeError, "walk takes 6 arguments, the last of them a pair");
+    PyObject *arrays[7] = {args[0], args[1], args[2], args[3], args[4], PyTuple_GetItem(args[5], 0), PyTuple_GetItem(args[5], 1)};
     Argument of[7] = {0};
     Found found = {0};
     PyObject *result = NULL, *parts[4] = {0};
-    if (open_all(of, args, sizes, 7) < 0) goto end;
+    if (open_all(of, arrays, sizes, 7) < 0) goto end;
     Program program = {of[0].view.buf, of[4].view.buf, of[5].view.buf, of[6].view.buf, of[4].view.len, 0};
     const int64_t *starts = of[1].view.buf, *stops = of[2].view.buf, *lines = of[3].view.buf;
     int64_t all = items(of + 1, 8), wanted = items(of + 3, 8), expected = 0;

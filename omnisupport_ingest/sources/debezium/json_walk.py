@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from omnisupport_ingest.compiled import buffer_of, compiled_lines, texts_of
+from omnisupport_ingest.compiled import Texts, buffer_of, compiled_lines, texts_of
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Flags, Places
 
 VARIABLE_DECIMAL = (
@@ -88,10 +88,10 @@ class Walk:
         return [each for each in self.parts if isinstance(each, bytes)]
 
     @cached_property
-    def _program(self) -> tuple[bytes, bytes, Any]:
+    def _program(self) -> tuple[bytes, Texts]:
         steps = bytes(Step.EXPECT if isinstance(each, bytes) else each for each in self.parts)
         places = np.cumsum([0, *map(len, self._expected)]).astype(np.int32)
-        return steps, b"".join(self._expected), places
+        return steps, (b"".join(self._expected), places)
 
 
 def cut(block: Block, slot: Slot, *, inside: int = 0) -> pa.StringArray:

@@ -52,7 +52,7 @@ from omnisupport_ingest.sources.query.cursor import (
 from omnisupport_ingest.sources.query.events import Known, RowEvents, RowWindows, identity_start
 from omnisupport_ingest.sources.query.reader import Rows
 from omnisupport_ingest.sources.shown_columns import Recorder, ShownColumn, Sighting
-from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
+from omnisupport_ingest.windows import MAX_AHEAD, OUT_OF_RANGE, WindowGrid
 
 FIRST_ORDINAL = -(1 << 62)
 """Ordinal of the first event of a table without a cursor.
@@ -199,6 +199,13 @@ def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:
     if inlet.store.source != contract.source:
         raise ValueError(f"rows of {contract.source} do not belong to the landing of {inlet.store.source}")
     moment = seed.as_of or now
+    if moment > now + MAX_AHEAD:
+        raise SeedRefused(
+            f"{seed.path} at $.as_of: {moment.isoformat()} is more than a day ahead of the clock of this "
+            f"machine, where it is {now.isoformat(timespec='seconds')}; every row would be quarantined.",
+            fix="Correct as_of, or the clock; or leave as_of out, so that the rows count from the moment "
+            "they land.",
+        )
     earliest = moment if contract.cursor is None else max(moment, inlet.grid.first)
     if inlet.grid.key_of(earliest, now) == OUT_OF_RANGE:
         raise SeedRefused(

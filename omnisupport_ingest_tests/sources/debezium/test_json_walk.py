@@ -152,15 +152,19 @@ def test_whatever_a_line_holds_no_step_leaves_it(content: bytes, steps: list[Ste
 def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
     assert compiled_lines is not None
     one, places = np.zeros(1, np.int64), np.array([0, 1], np.int32)
-    good = [b"[1]", one, one + 3, one, bytes([Step.EXPECT, Step.WHOLE]), b"[", places]
+    good = [b"[1]", one, one + 3, one, bytes([Step.EXPECT, Step.WHOLE]), (b"[", places)]
     assert compiled_lines.walk(*good)[-1] == 0
     wrong = [
         (1, one - 1), (1, one + 4), (2, one + 4), (2, one[:0]), (3, one + 1), (3, one - 1), (4, b"\x08"),
-        (4, bytes([Step.EXPECT] * 2)), (5, b""), (6, places[:1]), (6, places[::-1].copy()),
+        (4, bytes([Step.EXPECT] * 2)), (5, (b"", places)), (5, (b"[", places[:1])),
+        (5, (b"[", places[::-1].copy())),
     ]  # fmt: skip
     for at, value in wrong:
         with pytest.raises(ValueError, match="do not fit"):
             compiled_lines.walk(*(value if i == at else each for i, each in enumerate(good)))
+    for no_texts in ([b"[", places], (b"[",), (b"[", places, 0), b"["):
+        with pytest.raises(TypeError, match="walk takes 6 arguments"):
+            compiled_lines.walk(*good[:5], no_texts)  # type: ignore[arg-type]
 
 
 def alone(step: Step, text: str) -> Slot | None:

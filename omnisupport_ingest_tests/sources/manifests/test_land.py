@@ -125,7 +125,8 @@ def test_the_moment_the_data_describes_decides_the_window(tmp_path: Path, store:
         (lambda d: d["files"][0].update(rows=3), "has 2 rows"),
         (lambda d: d["files"][0].update(path="gone.jsonl"), "cannot be read"),
         (lambda d: d["gates"].update(unknown_column="reject"), "line 2: .*'novel'"),
-        (lambda d: d.update(as_of="2025-12-31T00:00:00Z"), "in no window of this home"),
+        (lambda d: d.update(as_of="2025-12-31T00:00:00Z"), "in no window of this home, which begins at"),
+        (lambda d: d.update(as_of="2126-01-01T00:00:00Z"), "more than a day ahead of the clock"),
     ],
 )
 def test_a_delivery_that_is_not_as_described_leaves_nothing(
