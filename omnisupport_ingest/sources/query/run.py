@@ -94,13 +94,7 @@ class QuerySource:
         Raises ``CaptureRunning`` if another process reads the source, ``QueryPaused``, and the errors of
         ``sync``.
         """
-        pause = PauseRequest(self.store.folder)
-        found = pause.read()
-        if found is not None:
-            raise QueryPaused(
-                f"The source {self.definition.name} is paused {found}.",
-                fix=f"omnisupport-ingest source resume {self.definition.name}",
-            )
+        pause = self.raise_if_paused()
         until = None if seconds is None else time.monotonic() + seconds
         with (
             take_lease(self.run, self.definition.name),
@@ -123,14 +117,27 @@ class QuerySource:
     def compare(self, lake: Mapping[str, LakeKeys]) -> Comparison:
         """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
-        Raises the errors of ``compare``, and ``CaptureRunning``.
+        A pause ends it between two ranges of keys. Raises the errors of ``compare``, ``QueryPaused`` and
+        ``CaptureRunning``.
         """
+        pause = self.raise_if_paused()
         with (
             take_lease(self.run, self.definition.name),
             closing(open_reader(self.definition.connection_text())) as reader,
             QueryState(self.store.folder) as state,
         ):
-            return compare(self.inlet(), reader, state, lake)
+            return compare(self.inlet(), reader, state, lake, stopped=lambda: pause.present)
+
+    def raise_if_paused(self) -> PauseRequest:
+        """Raise ``QueryPaused`` if the source is paused; else return where a pause is requested."""
+        pause = PauseRequest(self.store.folder)
+        found = pause.read()
+        if found is not None:
+            raise QueryPaused(
+                f"The source {self.definition.name} is paused {found}.",
+                fix=f"omnisupport-ingest source resume {self.definition.name}",
+            )
+        return pause
 
 
 def open_reader(connection: str) -> Reader:
