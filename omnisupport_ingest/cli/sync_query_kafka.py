@@ -69,6 +69,7 @@ def sync_query(
             lake = dimension_keys(workspace.current(), definition.name)
             try:
                 compared = source.compare(lake)
+                report.faults += compared.faults
             finally:
                 for each in lake.values():
                     each.close()

@@ -97,6 +97,11 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
                 for what, number in (("deleted", each.deleted), ("missed", each.missed))
             }
         )
+        for fault in found.faults[1:]:
+            context.log.error(f"{fault.problem} Fix: {fault.fix}")
+        if found.faults:
+            # Raised at the end, when the other tables have been compared.
+            raise found.faults[0]
 
     @dg.job(
         name=name,

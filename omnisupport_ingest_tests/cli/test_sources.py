@@ -386,6 +386,7 @@ def test_contracts_of_a_query_source_are_proposed_and_then_it_is_ready(
     assert "no trigger does" not in why["updated_at"] and "an index begins with it" in why["updated_at"]
     unready = command("sources", "validate")
     assert unready.code == 1 and "lines.json names no cursor" in unready.out
+    assert "by the reasons in its candidates" in unready.out
     (folder / "contracts" / "data" / "lines.json").unlink()
     assert command("sources", "validate").code == 0
     ready = command("preflight", "desk")

@@ -78,16 +78,18 @@ class TableComparison:
 
 @dataclass
 class Comparison:
-    """The result of a comparison. ``clock``: the source's clock."""
+    """The result of a comparison. ``clock``: the source's clock. ``faults``: why tables were refused; the
+    others were compared."""
 
     source: str
     clock: datetime
     tables: list[TableComparison] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    faults: list[QueryRefused] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
-        """Whether every table was compared to its end."""
+        """Whether every table, except refused ones, was compared to its end."""
         return all(each.finished for each in self.tables)
 
 
@@ -102,9 +104,9 @@ def compare(
     """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
     The caller holds the lease of the source. ``stopped`` is called before each range of keys; if it returns
-    True, the comparison ends. Raises ``QueryRefused`` for a table whose keys cannot be
-    compared, or for a server that is behind what was read; ``AnotherDatabase`` for another database, because
-    all rows that it lacks would count as deleted.
+    True, the comparison ends. A table that is refused does not prevent the comparison of others; the caller
+    raises the errors in ``faults``. Raises ``QueryRefused`` for a server that is behind what was read;
+    ``AnotherDatabase`` for another database, because all rows that it lacks would count as deleted.
     """
     epoch = inlet.store.current_epoch()
     if epoch is None:
@@ -131,13 +133,17 @@ def compare(
             if of_lake.key != table.key:
                 # It was opened before another process put the new key in force.
                 continue
-            # At the positions that a sync would give them.
-            schema = state.schema_number(table.full_name, reader.columns(table))
-            cursor = CursorColumn.of(table)
-            events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
-            nulls = NullRows(events, inlet.store, state)
-            one = _OneTable(reader, of_lake, events, batches, moment.clock, nulls)
-            found.tables.append(one.compare(stopped))
+            try:
+                cursor = CursorColumn.of(table)
+                # At the positions that a sync would give them.
+                schema = state.schema_number(table.full_name, reader.columns(table))
+                events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
+                nulls = NullRows(events, inlet.store, state)
+                one = _OneTable(reader, of_lake, events, batches, moment.clock, nulls)
+                found.tables.append(one.compare(stopped))
+            except QueryRefused as refused:
+                found.faults.append(refused)
+                reader.step_over()
         return found
     finally:
         reader.end()

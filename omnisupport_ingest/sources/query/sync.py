@@ -102,8 +102,8 @@ def sync(
         # A table that a version read which recorded no keys may land nothing for long.
         schemas.keys.note(each for each in inlet.tables if state.progress(each.full_name) is not None)
         schemas.look(reader, moment, epoch.number)
-        tables = [each for each in inlet.tables if not schemas.blocks(each)]
-        epoch = clear_of_sealed(inlet, reader, state, epoch, tables)
+        read = [each for each in inlet.tables if each.cursor is not None and not schemas.blocks(each)]
+        epoch = clear_of_sealed(inlet, reader, state, epoch, read)
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
             run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
@@ -178,10 +178,10 @@ class _Sync:
         known = self._state.progress(table.full_name)
         result = TableSync(table.full_name, cursor=None if known is None else known.cursor)
         self.report.tables.append(result)
-        cursor = CursorColumn.of(table)
         if self._left_a_page:
             # A stopped read leaves the transaction unusable.
             return
+        cursor = CursorColumn.of(table)
         if self._schemas.blocks(table):
             result.blocked = True
             return
