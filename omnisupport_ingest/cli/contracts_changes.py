@@ -39,7 +39,7 @@ from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContra
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import read_seen
 from omnisupport_ingest.sources.postgres.session.errors import TableUnreadable
-from omnisupport_ingest.sources.shown_columns import live_as_contracted
+from omnisupport_ingest.sources.shown_columns import live_as_contracted, with_types_of
 
 
 def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, JudgedChange]]:
@@ -143,7 +143,7 @@ def propose(
         with closing(connect_to_source(settings)) as connection:
             form = read_seen(connection, [contract], record.tables()).get(contract.name)
     elif definition.kind is SourceKind.QUERY:
-        form = _read_by_query(definition, contract, record)
+        form = _read_by_query(definition, contract, record, changes)
     else:
         form = _shown(contract, record, changes)
     if form is None:
@@ -162,7 +162,10 @@ def propose(
 
 
 def _read_by_query(
-    definition: SourceDefinition, contract: TableContract, record: SchemaChanges
+    definition: SourceDefinition,
+    contract: TableContract,
+    record: SchemaChanges,
+    changes: Sequence[SchemaChange],
 ) -> LiveSchema | None:
     from omnisupport_ingest.sources.query.landed_key import is_unique
     from omnisupport_ingest.sources.query.run import open_reader
@@ -170,6 +173,7 @@ def _read_by_query(
     with closing(open_reader(definition.connection_text())) as reader:
         reader.begin()
         found = reader.schemas([contract], record.tables())
+        loose = reader.loose_columns(contract) if found and contract.name in found else frozenset()
     if found is None:
         raise TableUnreadable(
             f"The database does not tell the columns of {contract.full_name}.",
@@ -177,6 +181,8 @@ def _read_by_query(
             table=contract.full_name,
         )
     shown, contract = found.get(contract.name), contract.as_captured
+    if shown is not None:
+        shown.live = with_types_of(contract, shown.live, loose, changes)
     if shown is not None and is_unique(contract, shown):
         # Whatever the table's key is, the contract's tells its rows apart, and history goes on by it.
         shown.seen = with_other(shown.seen, key=contract.key)

@@ -69,6 +69,7 @@ def sync_query(
             lake = dimension_keys(workspace.current(), definition.name)
             try:
                 compared = source.compare(lake)
+                report.faults += compared.faults
             finally:
                 for each in lake.values():
                     each.close()
@@ -152,6 +153,7 @@ def _runs_of(source: str, runs: Sequence[FinishedRun]) -> str:
 def _show_comparison(comparison: Comparison) -> None:
     for each in comparison.tables:
         more = "; there are more: sync with --full-refresh" if each.more_missed else ""
+        more += "" if each.finished else "; a pause ended it before the last key"
         click.echo(
             f"{each.table}: keys compared by {counted(each.checksums, 'checksum')}, "
             f"{counted(each.keys_read, 'key')} read; {counted(each.deleted, 'delete')} noticed, "

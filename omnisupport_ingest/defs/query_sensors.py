@@ -26,6 +26,7 @@ from omnisupport_ingest.layers.scheduling.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.lake_keys import dimension_keys
 from omnisupport_ingest.runtime.dagster_home import BESIDE, BESIDE_TAG
+from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.sources.query.sync import SyncReport
 from omnisupport_ingest.wording import counted
@@ -79,12 +80,16 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
     @unquoted
     def compare_keys(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
         source = QuerySource.of(definition, workspace.contracts, workspace.home)
+        # A lake that is behind is no reason to act while the source is paused.
+        source.raise_if_paused()
         lake = dimension_keys(workspace, definition.name)
         try:
             found = source.compare(lake)
         finally:
             for each in lake.values():
                 each.close()
+        if not found.finished:
+            context.log.warning("A pause of the source ended the comparison before the last key.")
         context.add_output_metadata(
             {
                 f"{each.table} {what}": dg.MetadataValue.int(number)
@@ -92,6 +97,11 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
                 for what, number in (("deleted", each.deleted), ("missed", each.missed))
             }
         )
+        for fault in found.faults[1:]:
+            context.log.error(f"{fault.problem} Fix: {fault.fix}")
+        if found.faults:
+            # Raised at the end, when the other tables have been compared.
+            raise found.faults[0]
 
     @dg.job(
         name=name,
@@ -121,6 +131,8 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
         number = str(int(datetime.now(UTC).timestamp()) // seconds)
         if context.cursor == number:
             return dg.SkipReason("The next comparison is not due yet.")
+        if PauseRequest(workspace.landing(definition.name).folder).present:
+            return dg.SkipReason("The source is paused.")
         if unfinished(context.instance, name):
             return dg.SkipReason("The comparison before waits or goes on.")
         workspace = workspace.current()

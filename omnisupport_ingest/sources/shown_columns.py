@@ -11,10 +11,11 @@ recorded once: if its rows did not land at first, the change is known already wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from omnisupport_ingest.contracts.cursor_policy import TIMES
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.schema_changes import (
@@ -30,6 +31,8 @@ from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, re
 
 NOT_INSPECTED = ""
 """``LiveTable.kind`` of a table that exists and could not be inspected."""
+
+_OF_TYPES = KINDS_OF_TYPES | {"column_added_again"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,29 @@ def live_schema(contract: TableContract, seen: SeenTable) -> LiveSchema:
     )
     live = LiveTable(contract.schema, contract.table, "r", "p", "d", None, None, None, columns, ())
     return LiveSchema(live, seen)
+
+
+def with_types_of(
+    contract: TableContract, live: LiveTable, loose: Collection[str], changes: Sequence[SchemaChange]
+) -> LiveTable:
+    """Return the table ``live``, whose columns ``loose`` have the types that ``contract`` gives them.
+
+    Their declared types say nothing of their values. Where one of ``changes`` of the table gave a column
+    such a type, that type counts, unless the contract says a time: SQLite keeps times as texts.
+    """
+    changed = {each.column for each in changes if each.kind in _OF_TYPES}
+    contracted = {
+        each.name: each
+        for each in contract.source_columns
+        if each.name in loose and (each.name not in changed or each.type.kind in TIMES)
+    }
+    columns = (
+        replace(each, pg_type=found.pg_type, max_length=found.max_length)
+        if (found := contracted.get(each.name)) is not None
+        else each
+        for each in live.columns
+    )
+    return replace(live, columns=tuple(columns))
 
 
 def live_as_contracted(

@@ -14,11 +14,12 @@ import pytest
 from omnisupport_ingest.cli.contracts_new import own_folder
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.contracts.documents import program_file
-from omnisupport_ingest.contracts.in_force import in_force
-from omnisupport_ingest.contracts.sources import load_source
+from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
+from omnisupport_ingest.contracts.sources import load_source, sources_in_force
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
@@ -386,12 +387,67 @@ def test_contracts_of_a_query_source_are_proposed_and_then_it_is_ready(
     assert "no trigger does" not in why["updated_at"] and "an index begins with it" in why["updated_at"]
     unready = command("sources", "validate")
     assert unready.code == 1 and "lines.json names no cursor" in unready.out
+    assert "by the reasons in its candidates" in unready.out
     (folder / "contracts" / "data" / "lines.json").unlink()
     assert command("sources", "validate").code == 0
     ready = command("preflight", "desk")
     assert ready.code == 0 and "Nothing blocks" in ready.out
     refused = command("contracts", "new", "--all", "--source", "files")
     assert refused.code == 2
+
+
+def test_times_in_columns_of_text_are_named_and_a_type_that_a_person_corrects_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite holds no value to a declared type, so that says nothing against the contract's."""
+    path = folder / "contracts" / "data" / "desk_tickets.json"
+    path.unlink()
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder / 'desk.db'}")
+    base = sqlite3.connect(folder / "desk.db", isolation_level=None)
+    base.execute(
+        "CREATE TABLE tickets (id INTEGER PRIMARY KEY, updated_at TEXT NOT NULL, closed_on VARCHAR(30),"
+        " begins TIMESTAMPTZ, dateOfBirth CLOB, seenAt TEXT, candidate TEXT, timezone TEXT, done INTEGER)"
+    )
+    base.execute(
+        "INSERT INTO tickets (id, updated_at, begins) VALUES (1, '2026-11-20 10:00:00', '2026-11-20')"
+    )
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    assert command("contracts", "new", "--all", "--source", "desk", "--owner", "team:desk").code == 0
+    path = folder / "contracts" / "data" / "tickets.json"
+    document = json.loads(path.read_text())
+    cursor = document["x-cdc"]["cursor"]
+    numbers = ("id", "done")
+    candidates = {each["column"]: each for each in cursor["candidates"] if each["column"] not in numbers}
+    assert [*candidates] == ["updated_at", "closed_on", "dateOfBirth", "seenAt"]
+    for each in candidates.values():
+        assert not each["usable"]
+        assert "correct x-pg-type to a time if it holds ISO texts in UTC" in each["why"]
+    assert cursor["field"] is None
+
+    for name in ("updated_at", "closed_on", "begins"):
+        document["properties"][name]["x-pg-type"] = "timestamp with time zone"
+    cursor["field"] = "updated_at"
+    path.write_text(json.dumps(document))
+    source = query_source(folder)
+    assert source.sync().finished
+    proposed = documents("contracts", "propose", "tickets")
+    assert (proposed["steps"], proposed["for_a_person"]) == ([], [])
+
+    # What a change of the table itself says is followed.
+    base.execute("ALTER TABLE tickets DROP done")
+    base.execute("ALTER TABLE tickets ADD done TEXT")
+    assert source.sync().finished
+    proposed = documents("contracts", "propose", "tickets")
+    assert [each["at"] for each in proposed["steps"]] == ["properties.done.x-pg-type"]
+    base.close()
+
+
+def query_source(folder: Path) -> QuerySource:
+    """The source ``desk``, in a home that is made if need be."""
+    settings = open_settings()
+    home = Home.open(folder / "home", WindowSize.parse("hourly"))
+    contracts = contracts_in_force(settings)
+    return QuerySource.of(sources_in_force(settings, contracts).find("desk"), contracts, home)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -49,9 +49,9 @@ class Ticks:
         self.workspace = Workspace.open(
             Settings(home=folder / "home", contracts_dir=folder / "contracts" / "data")
         )
-        repository = build_definitions(self.workspace).get_repository_def()
-        self.sensor = repository.get_sensor_def("cursor_desk")
-        self.due = repository.get_sensor_def("compare_desk")
+        self.repository = build_definitions(self.workspace).get_repository_def()
+        self.sensor = self.repository.get_sensor_def("cursor_desk")
+        self.due = self.repository.get_sensor_def("compare_desk")
         self.cursor: str | None = None
 
     def add(self, number: int, minutes_ago: float, **more: str) -> None:
@@ -158,6 +158,24 @@ def test_a_comparison_waits_until_the_lake_has_all(ticks: Ticks):
         ticks.add(1, 10)
         ticks.tick()
         assert "does not have all yet" in tick()
+
+
+def test_a_paused_source_is_not_compared_and_a_run_that_was_requested_before_says_so(ticks: Ticks):
+    ticks.add(1, 10)
+    ticks.tick()
+    PauseRequest(ticks.workspace.landing("desk").folder).write("pg_restore")
+    with dg.DagsterInstance.ephemeral() as instance:
+        told = ticks.due(dg.build_sensor_context(instance), workspace=ticks.workspace)
+        assert str(told.skip_message) == "The source is paused."
+        job = ticks.repository.get_job("compare_desk")
+        ended = job.execute_in_process(
+            instance=instance, resources={"workspace": ticks.workspace}, raise_on_error=False
+        )
+    (failed,) = (each for each in ended.all_events if each.is_step_failure)
+    error = failed.step_failure_data.error
+    assert error is not None and error.cause is not None
+    assert "The source desk is paused since" in error.cause.message
+    assert "source resume desk" in error.cause.message
 
 
 def test_a_contract_that_is_edited_counts_for_the_next_tick(ticks: Ticks):

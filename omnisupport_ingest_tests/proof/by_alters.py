@@ -432,7 +432,7 @@ class _DeskByCursor(_Desk):
         contracts = contracts_in_force(self._settings)
         definition = sources_in_force(self._settings, contracts).find(SOURCE)
         lake = dimension_keys(self.workspace, SOURCE)
-        QuerySource.of(definition, contracts, self.workspace.home).compare(lake)
+        assert not QuerySource.of(definition, contracts, self.workspace.home).compare(lake).faults
         for each in lake.values():
             each.close()
         self._run_layers()

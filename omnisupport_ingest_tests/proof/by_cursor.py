@@ -100,7 +100,7 @@ def prove_by_cursor(
             assert source.sync().finished
             platform.catch_up()
             lake = dimension_keys(platform.workspace, SOURCE)
-            source.compare(lake)
+            assert not source.compare(lake).faults
             for each in lake.values():
                 each.close()
             platform.catch_up()

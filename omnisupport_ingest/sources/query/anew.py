@@ -4,7 +4,8 @@ windows that may be sealed.
 A sealed window takes nothing in: what lands in it waits in quarantine, and nobody can release it. So where
 windows are given up by age, an epoch records from when on rows stand in their own windows (``rows_from``);
 older rows land in the window of that moment. A table that a source gets later, that was blocked at its first
-reading, or whose cursor is lost is read in such an epoch without a request.
+reading, or whose cursor is lost is read in such an epoch without a request. A table without rows is read
+whole in every sync; it needs such an epoch only for its first end, and as soon as it has rows.
 
 Here nothing is known of the lake, so a window counts as sealed as soon as it may be. The watermark stands
 while a full reading is not finished, so no window becomes old under it.
@@ -22,7 +23,9 @@ from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
+from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.landed_key import ReadingKeys
+from omnisupport_ingest.sources.query.reader import Reader, Span
 from omnisupport_ingest.sources.query.state import Progress, QueryState
 from omnisupport_ingest.windows import KEY_FORMAT
 
@@ -61,20 +64,37 @@ def refresh(
 
 
 def clear_of_sealed(
-    inlet: Inlet, state: QueryState, epoch: EpochRecord, tables: Sequence[TableContract]
+    inlet: Inlet, reader: Reader, state: QueryState, epoch: EpochRecord, tables: Sequence[TableContract]
 ) -> EpochRecord:
     """Return the epoch in which a sync reads ``tables``: ``epoch``, or one that begins now because one of
     them is read whole and its rows could land in a sealed window of ``epoch``.
 
     So is a table that was not read for so long that the windows of that time may be sealed. As after
-    ``refresh``, rows of the tables read whole are ended that only older epochs have.
+    ``refresh``, rows of the tables read whole are ended that only older epochs have. ``reader``: in the
+    transaction of the sync. Every one of ``tables`` names a cursor.
     """
     progress = {each.full_name: state.progress(each.full_name) for each in tables}
-    whole = {name for name, each in progress.items() if _is_read_whole(each)}
+    whole = [each for each in tables if _is_read_whole(progress[each.full_name])]
     behind = {each.full_name for each in tables if _fell_behind(inlet, each, progress[each.full_name])}
-    if not behind and not (whole and _meets_sealed(inlet, epoch)):
-        return epoch
-    return _begin(inlet, state, whole | behind, CLEAR_OF_SEALED)
+    if not behind:
+        if not whole or not _meets_sealed(inlet, epoch):
+            return epoch
+        # Else a table without rows would begin an epoch whenever the last one is as old as raw is kept.
+        if not any(
+            ends_older_rows(progress[each.full_name], epoch) or _has_rows(reader, each) for each in whole
+        ):
+            return epoch
+    return _begin(inlet, state, behind.union(each.full_name for each in whole), CLEAR_OF_SEALED)
+
+
+def ends_older_rows(progress: Progress | None, epoch: EpochRecord) -> bool:
+    """Whether the end of a full reading in ``epoch`` lands. ``progress``: of its table before that end.
+
+    The first end after a table was forgotten does, as all of its rows land in ``epoch``. Later, unchanged
+    rows do not land again: another end would end them if ``epoch`` began for another table. The first epoch
+    has no older rows.
+    """
+    return epoch.number > 1 and (progress is None or progress.finished is None)
 
 
 def _begin(inlet: Inlet, state: QueryState, whole: Collection[str], reason: str) -> EpochRecord:
@@ -95,6 +115,19 @@ def _is_read_whole(progress: Progress | None) -> bool:
     if progress is None or progress.reading is None:
         return progress is None or progress.cursor is None
     return progress.reading.full
+
+
+def _has_rows(reader: Reader, table: TableContract) -> bool:
+    """Whether ``table`` has a row now. One that cannot be read has none: its reading reports the problem."""
+    cursor = CursorColumn.of(table)
+    try:
+        if reader.newest(table, cursor) is not None:
+            return True
+        without_cursor = Span(nulls=True, low=None, high=None, after=None, limit=1)
+        return cursor.nullable and reader.rows(table, cursor, without_cursor, lambda _rows: None) > 0
+    except QueryRefused:
+        reader.step_over()
+        return False
 
 
 def _fell_behind(inlet: Inlet, table: TableContract, progress: Progress | None) -> bool:

@@ -6,12 +6,13 @@ is just above the last version of the row in the lake, so later versions are abo
 the source has was missed (its transaction took longer than the lookback); it is read, and lands at the
 position of its cursor.
 
-The lake must have all that has landed. The comparison reads one transaction of the source.
+The lake must have all that has landed. The comparison reads one transaction of the source. Between two ranges
+it can be stopped, for a pause; what it found until then has landed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -63,7 +64,7 @@ class TableComparison:
     """The result for one table: how many checksums were computed, keys read, deletes found, and missed rows
     read.
 
-    ``more_missed``: more rows were missed than were read.
+    ``more_missed``: more rows were missed than were read. ``finished``: it was compared to its end.
     """
 
     table: str
@@ -72,24 +73,40 @@ class TableComparison:
     deleted: int = 0
     missed: int = 0
     more_missed: bool = False
+    finished: bool = False
 
 
 @dataclass
 class Comparison:
-    """The result of a comparison. ``clock``: the source's clock."""
+    """The result of a comparison. ``clock``: the source's clock. ``faults``: why tables were refused; the
+    others were compared."""
 
     source: str
     clock: datetime
     tables: list[TableComparison] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    faults: list[QueryRefused] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every table, except refused ones, was compared to its end."""
+        return all(each.finished for each in self.tables)
 
 
-def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, LakeKeys]) -> Comparison:
+def compare(
+    inlet: Inlet,
+    reader: Reader,
+    state: QueryState,
+    lake: Mapping[str, LakeKeys],
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Comparison:
     """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
-    The caller holds the lease of the source. Raises ``QueryRefused`` for a table whose keys cannot be
-    compared, or for a server that is behind what was read; ``AnotherDatabase`` for another database, because
-    all rows that it lacks would count as deleted.
+    The caller holds the lease of the source. ``stopped`` is called before each range of keys; if it returns
+    True, the comparison ends. A table that is refused does not prevent the comparison of others; the caller
+    raises the errors in ``faults``. Raises ``QueryRefused`` for a server that is behind what was read;
+    ``AnotherDatabase`` for another database, because all rows that it lacks would count as deleted.
     """
     epoch = inlet.store.current_epoch()
     if epoch is None:
@@ -116,13 +133,17 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
             if of_lake.key != table.key:
                 # It was opened before another process put the new key in force.
                 continue
-            # At the positions that a sync would give them.
-            schema = state.schema_number(table.full_name, reader.columns(table))
-            cursor = CursorColumn.of(table)
-            events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
-            nulls = NullRows(events, inlet.store, state)
-            one = _OneTable(reader, of_lake, events, batches, moment.clock, nulls)
-            found.tables.append(one.compare())
+            try:
+                cursor = CursorColumn.of(table)
+                # At the positions that a sync would give them.
+                schema = state.schema_number(table.full_name, reader.columns(table))
+                events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
+                nulls = NullRows(events, inlet.store, state)
+                one = _OneTable(reader, of_lake, events, batches, moment.clock, nulls)
+                found.tables.append(one.compare(stopped))
+            except QueryRefused as refused:
+                found.faults.append(refused)
+                reader.step_over()
         return found
     finally:
         reader.end()
@@ -148,17 +169,20 @@ class _OneTable:
     noticed: datetime
     nulls: NullRows
 
-    def compare(self) -> TableComparison:
+    def compare(self, stopped: Callable[[], bool]) -> TableComparison:
+        """Compare the table, until ``stopped`` returns True."""
         table = self.events.table
         result = TableComparison(table.full_name)
-        for bounds in self._differing(result):
+        for bounds in self._differing(result, stopped):
             self._settle(bounds, result)
         return result
 
-    def _differing(self, result: TableComparison) -> Iterator[KeyBounds]:
+    def _differing(self, result: TableComparison, stopped: Callable[[], bool]) -> Iterator[KeyBounds]:
         """Yield small ranges that differ, by splitting larger ones."""
         waiting = [KeyBounds(None, None)]
         while waiting:
+            if stopped():
+                return
             bounds = waiting.pop()
             # The source computes its checksum while the lake's is computed here.
             with ThreadPoolExecutor(1, thread_name_prefix="source keys") as beside:
@@ -174,6 +198,7 @@ class _OneTable:
                 continue
             edges = [bounds.start, *cuts, bounds.end]
             waiting += [KeyBounds(start, end) for start, end in pairwise(edges)]
+        result.finished = True
 
     def _settle(self, bounds: KeyBounds, result: TableComparison) -> None:
         """Land the deletes in a range, and its rows that the lake lacks."""

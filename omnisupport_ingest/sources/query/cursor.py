@@ -92,8 +92,8 @@ class CursorColumn:
         if policy is None:
             raise QueryRefused(
                 f"{contract.path} names no cursor, so {contract.full_name} cannot be read by one.",
-                fix="Add x-cdc.cursor with the field. This proposes columns for it, with reasons: "
-                + new_contract(contract),
+                fix="Choose x-cdc.cursor.field by the reasons in its candidates. If it has none, a new "
+                f"contract lists them: {new_contract(contract)}",
             )
         column = next(each for each in contract.source_columns if each.name == policy.field)
         kind = cursor_kind(column.type.kind)

@@ -35,7 +35,7 @@ from omnisupport_ingest.sources.query.cursor import (
 )
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
-from omnisupport_ingest.sources.query.reflected import pg_type_of, refusals, unique_keys
+from omnisupport_ingest.sources.query.reflected import is_loose, pg_type_of, refusals, unique_keys
 from omnisupport_ingest.sources.shown_columns import NOT_INSPECTED, ShownColumn, live_schema, schema_by_name
 from omnisupport_ingest.sources.value_text import value_text
 
@@ -134,6 +134,13 @@ class DialectReader:
     def go_on_without(self, _table: TableContract, _columns: frozenset[str], /) -> None:
         # A row has the columns that the table has.
         pass
+
+    def loose_columns(self, table: TableContract, /) -> frozenset[str]:
+        if not self.lite:
+            return frozenset()
+        with refusals(table.full_name):
+            columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
+        return frozenset(each["name"] for each in columns if is_loose(each["type"]))
 
     def columns(self, table: TableContract, /) -> str:
         with refusals(table.full_name):

@@ -8,6 +8,7 @@ a table than a log does (no WAL, no replica identity), and it sees generated col
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -114,7 +115,19 @@ def _tables(inspector: sa.Inspector, *, lite: bool) -> Iterator[_Shown]:
             for each, column in zip(shown, columns, strict=True)
             if column.type.kind in TIMES | INTEGERS
         ]
+        if lite:
+            candidates += [
+                CursorCandidate(each.name, False, _TEXT)
+                for each in columns
+                if each.pg_type == "text" and each.name not in key and _NAMED_AS_TIME.search(each.name)
+            ]
         yield _Shown(live, tuple(sorted(candidates, key=lambda each: not each.usable)))
+
+
+_NAMED_AS_TIME = re.compile(
+    r"(?i:(^|_)(date|time(?!_?zone))|(^|_)(at|on)$)|[a-z](At|On|Date|Time)$",
+)
+_TEXT = "it is declared as text: correct x-pg-type to a time if it holds ISO texts in UTC"
 
 
 def _column(shown: Any, *, in_key: bool, lite: bool) -> LiveColumn:

@@ -174,6 +174,9 @@ class PostgresReader:
         )
         return json.dumps([names, self._types[table.full_name], json.loads(str(catalog))], ensure_ascii=False)
 
+    def loose_columns(self, _table: TableContract, /) -> frozenset[str]:
+        return frozenset()
+
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
         found = self._value(
             table,

@@ -105,6 +105,9 @@ class Reader(Protocol):
     def go_on_without(self, table: TableContract, columns: frozenset[str], /) -> None:
         """From now on, read ``table`` although it lacks the ``columns`` that its contract names."""
 
+    def loose_columns(self, table: TableContract, /) -> frozenset[str]:
+        """Return the columns whose declared type says nothing of their values."""
+
     def columns(self, table: TableContract, /) -> str:
         """Return names and types of the table's columns as one text.
 

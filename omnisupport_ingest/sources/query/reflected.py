@@ -75,6 +75,17 @@ _PG_TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
 )
 
 
+def is_loose(declared: sa.types.TypeEngine[Any]) -> bool:
+    """Whether the declared type of a column of SQLite says nothing of its values.
+
+    It is a text, which times may be as well, or no type that SQLAlchemy knows. To such a type, for example
+    ``timestamptz``, SQLAlchemy gives the name ``NUMERIC``.
+    """
+    if isinstance(declared, sa.Numeric) and not isinstance(declared, sa.Float):
+        return declared.precision is None
+    return isinstance(declared, sa.String) or not pg_type_of(declared)
+
+
 class refusals:
     """Turns errors of the driver into ``QueryRefused``, by class and code: the text of a driver may quote a
     row. ``connecting``: nothing is read yet, so the text is shown."""

@@ -51,16 +51,17 @@ class QuerySource:
 
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home) -> Self:
-        """Return the source of ``definition`` in ``home``. Raises ``QueryRefused`` if it has no table, or one
-        that names no cursor."""
+        """Return the source of ``definition`` in ``home``.
+
+        Raises ``QueryRefused`` if no table of it names a cursor. If only some do, a sync refuses the others.
+        """
         tables = tuple(each.as_captured for each in definition.tables(contracts))
         if not tables:
             raise QueryRefused(
                 f"No contract names the source {definition.name}, so no table of it is read.",
                 fix=f"{definition.first_contracts}, and run this again.",
             )
-        for table in tables:
-            CursorColumn.of(table)
+        _require_a_cursor(tables)
         store = LandingStore(home.landing, definition.name)
         keys = SubjectKeys(home.path / SUBJECT_KEYS)
         return cls(definition, tables, store, home.grid, home.path, home.run, keys)
@@ -94,13 +95,10 @@ class QuerySource:
         Raises ``CaptureRunning`` if another process reads the source, ``QueryPaused``, and the errors of
         ``sync``.
         """
-        pause = PauseRequest(self.store.folder)
-        found = pause.read()
-        if found is not None:
-            raise QueryPaused(
-                f"The source {self.definition.name} is paused {found}.",
-                fix=f"omnisupport-ingest source resume {self.definition.name}",
-            )
+        pause = self.raise_if_paused()
+        if anew:
+            # Else an epoch would begin in which nothing can be read.
+            _require_a_cursor(anew)
         until = None if seconds is None else time.monotonic() + seconds
         with (
             take_lease(self.run, self.definition.name),
@@ -123,14 +121,33 @@ class QuerySource:
     def compare(self, lake: Mapping[str, LakeKeys]) -> Comparison:
         """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
-        Raises the errors of ``compare``, and ``CaptureRunning``.
+        A pause ends it between two ranges of keys. The caller raises the errors in ``faults``. Raises the
+        errors of ``compare``, ``QueryPaused`` and ``CaptureRunning``.
         """
+        pause = self.raise_if_paused()
         with (
             take_lease(self.run, self.definition.name),
             closing(open_reader(self.definition.connection_text())) as reader,
             QueryState(self.store.folder) as state,
         ):
-            return compare(self.inlet(), reader, state, lake)
+            return compare(self.inlet(), reader, state, lake, stopped=lambda: pause.present)
+
+    def raise_if_paused(self) -> PauseRequest:
+        """Raise ``QueryPaused`` if the source is paused; else return where a pause is requested."""
+        pause = PauseRequest(self.store.folder)
+        found = pause.read()
+        if found is not None:
+            raise QueryPaused(
+                f"The source {self.definition.name} is paused {found}.",
+                fix=f"omnisupport-ingest source resume {self.definition.name}",
+            )
+        return pause
+
+
+def _require_a_cursor(tables: Sequence[TableContract]) -> None:
+    """Raise ``QueryRefused`` if none of ``tables`` names a cursor."""
+    if all(each.cursor is None for each in tables):
+        CursorColumn.of(tables[0])
 
 
 def open_reader(connection: str) -> Reader:

@@ -102,7 +102,8 @@ class CursorSchemas:
         """Return the columns of the contract that the table had and no longer has, except those by which it
         is read."""
         seen = self._changes.tables().get(table.name)
-        if seen is None:
+        if seen is None or table.cursor is None:
+            # Without a cursor it is not read.
             return frozenset()
         there = {each.name for each in seen.columns} | CursorColumn.of(table).needs(table)
         had = {

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.sources.query.advice import propose, read_anew
-from omnisupport_ingest.sources.query.anew import clear_of_sealed
+from omnisupport_ingest.sources.query.anew import clear_of_sealed, ends_older_rows
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
 from omnisupport_ingest.sources.query.cursor import (
     NO_CURSOR,
@@ -102,7 +102,8 @@ def sync(
         # A table that a version read which recorded no keys may land nothing for long.
         schemas.keys.note(each for each in inlet.tables if state.progress(each.full_name) is not None)
         schemas.look(reader, moment, epoch.number)
-        epoch = clear_of_sealed(inlet, state, epoch, [t for t in inlet.tables if not schemas.blocks(t)])
+        read = [each for each in inlet.tables if each.cursor is not None and not schemas.blocks(each)]
+        epoch = clear_of_sealed(inlet, reader, state, epoch, read)
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
             run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
@@ -177,10 +178,10 @@ class _Sync:
         known = self._state.progress(table.full_name)
         result = TableSync(table.full_name, cursor=None if known is None else known.cursor)
         self.report.tables.append(result)
-        cursor = CursorColumn.of(table)
         if self._left_a_page:
             # A stopped read leaves the transaction unusable.
             return
+        cursor = CursorColumn.of(table)
         if self._schemas.blocks(table):
             result.blocked = True
             return
@@ -281,7 +282,8 @@ class _Sync:
         """Land the ends of full readings, and up to when the source is complete."""
         inlet, events = self._inlet, []
         for table, cursor, progress in self._ended:
-            if progress.reading is not None and progress.reading.full and self._epoch.number > 1:
+            full = progress.reading is not None and progress.reading.full
+            if full and ends_older_rows(progress, self._epoch):
                 rows = RowEvents(table, cursor, inlet.grid, self._epoch.number)
                 events.append(rows.end(max(self._epoch.began_at, inlet.grid.first)))
         complete = self._complete() if self.report.finished else None

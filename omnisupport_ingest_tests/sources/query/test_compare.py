@@ -67,7 +67,10 @@ def test_keys_that_a_killed_process_left_are_removed_by_the_next(desk: Desk, tmp
 
 def compared_by(desk: Desk, reader: Reader, lake: Mapping[str, DimensionKeys]) -> comparing.Comparison:
     with QueryState(desk.store.folder) as state:
-        return compare(desk.inlet(), reader, state, lake)
+        found = compare(desk.inlet(), reader, state, lake)
+    if found.faults:
+        raise found.faults[0]
+    return found
 
 
 def compared(desk: Desk, folder: Path) -> comparing.TableComparison:
