@@ -9,6 +9,7 @@ resumed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -32,6 +33,10 @@ ENDINGS = tuple(plain + packed for plain in (".jsonl", ".json") for packed in ("
 LANDED, REFUSED = "landed", "refused"
 SETTLED_SECONDS = 2.0
 """Seconds that a file must have been unchanged to count as complete."""
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""Errors of a file system without hard links. Linux also gives EPERM for a file of another user, which may be
+renamed (``fs.protected_hardlinks``, proc_sys_fs(5))."""
 
 _State = tuple[int, int, int, int]
 """Device, inode, size and modification time of a file: what shows that it was replaced or written to."""
@@ -79,7 +84,8 @@ class Inbox:
         """
         failed: list[Exception] = []
         waiting = list(self._waiting(failed))
-        self._seen = {path: seen for path, seen in self._seen.items() if path in set(waiting)}
+        there = frozenset(waiting)
+        self._seen = {path: seen for path, seen in self._seen.items() if path in there}
         for _, files in groupby(waiting, key=lambda path: path.parent):
             yield from self._of_source(list(files), failed)
         if failed:
@@ -230,9 +236,7 @@ def _move(path: Path, before: _Before, folder: str, reason: str | None) -> Path 
             return None
         moved = target / (path.name if number == 0 else f"{path.name}.{number}")
         try:
-            # Unlike a rename, a link does not replace an existing file.
-            with failpoint("inbox.link", moved):
-                os.link(path, moved)
+            linked = _link(path, moved)
         except FileExistsError:
             number += 1
             continue
@@ -243,14 +247,56 @@ def _move(path: Path, before: _Before, folder: str, reason: str | None) -> Path 
             # judged again.
             with failpoint("inbox.reason", moved):
                 replace(moved.with_name(f"{moved.name}.reason.txt"), reason.encode())
-        if not (before.is_still(moved) and before.is_still(path)):
+        if not (before.is_still(path) and (not linked or before.is_still(moved))):
             _take_back(moved)
             return None
         with failpoint("inbox.unlink", path):
-            os.unlink(path)
+            if linked:
+                os.unlink(path)
+            else:
+                os.rename(path, moved)
             sync_folder(target)
             sync_folder(path.parent)
+        if not linked and not before.is_still(moved):
+            # Written to just before it was renamed.
+            _give_back(moved, path)
+            return None
         return moved
+
+
+def _link(path: Path, moved: Path) -> bool:
+    """Make the link ``moved`` to ``path``. Where that is not possible, make an empty file, for ``path`` to be
+    renamed to, and return False. Raises ``FileExistsError`` if there is a file."""
+    try:
+        # Unlike a rename, a link does not replace an existing file.
+        with failpoint("inbox.link", moved):
+            os.link(path, moved)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No failpoint: one that stays after a crash is an empty file with a free name.
+        os.close(os.open(moved, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        return False
+    return True
+
+
+def _give_back(moved: Path, path: Path) -> None:
+    """Put a file that was renamed back into the inbox; under another name if there is a new file by now."""
+    number = 0
+    while True:
+        back = path if number == 0 else path.with_name(f"{number}-{path.name}")
+        try:
+            linked = _link(moved, back)
+        except FileExistsError:
+            number += 1
+            continue
+        if linked:
+            _take_back(moved)
+        else:
+            # No failpoint: a file that is written to in this very moment, and a crash here, too.
+            os.rename(moved, back)
+            moved.with_name(f"{moved.name}.reason.txt").unlink(missing_ok=True)
+        return
 
 
 def _take_back(moved: Path) -> None:

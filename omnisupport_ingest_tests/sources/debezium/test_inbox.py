@@ -30,9 +30,23 @@ def recorder(tmp_path: Path) -> Recorder:
     return Recorder(tmp_path, "customers")
 
 
-@pytest.fixture
-def inbox(recorder: Recorder) -> Inbox:
+@pytest.fixture(params=["linked", "renamed"])
+def inbox(recorder: Recorder, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Inbox:
+    if request.param == "renamed":
+        without_links(monkeypatch)
     return Inbox(recorder.folder / "inbox", lambda path, source: recorder.land(path), settled_seconds=0.2)
+
+
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the folders of the inbox refuse hard links, as Linux does for a file of another user."""
+    link = os.link
+
+    def refusing(file: Any, name: Any, **named: Any) -> None:
+        if recorded_in := {Path(name).parent.name, Path(file).parent.name} & {"landed", "refused"}:
+            raise PermissionError(errno.EPERM, f"a link into {recorded_in}")
+        link(file, name, **named)
+
+    monkeypatch.setattr(os, "link", refusing)
 
 
 def put(inbox: Inbox, name: str, *values: object, age: float = 60.0) -> Path:
@@ -376,3 +390,30 @@ def test_a_file_that_may_not_be_read_is_refused(inbox: Inbox, monkeypatch: pytes
 
     monkeypatch.setattr(packed, "open_file", failing)
     assert [taken.path.parent.name for taken in inbox.look()] == ["refused"]
+
+
+def test_a_file_that_is_written_to_as_it_is_renamed_comes_back(
+    inbox: Inbox, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_links(monkeypatch)
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+    rename = os.rename
+
+    def late(source: Any, target: Any) -> None:
+        moves = Path(target).parent.name == "landed"
+        if moves:
+            appended(source, envelope("c", customer(2), lsn=1001))
+        rename(source, target)
+        if moves:
+            put(inbox, "one.jsonl", envelope("c", customer(3), lsn=1002))
+
+    with monkeypatch.context() as once:
+        once.setattr(os, "rename", late)
+        list(inbox.look())
+    assert sorted(each.name for each in path.parent.glob("*.jsonl")) == ["1-one.jsonl", "one.jsonl"]
+    assert not list((path.parent / "landed").iterdir())
+    time.sleep(0.3)
+    list(inbox.look())
+    time.sleep(0.3)
+    list(inbox.look())
+    assert {event["key"] for event in recorder.events()} == {f'["{n}"]' for n in (1, 2, 3)}
