@@ -39,7 +39,13 @@ from omnisupport_ingest.layers.removed import RAW, Removal, Removed, sealed_erro
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
-from omnisupport_ingest.review.quarantined import Quarantined, is_malformed, quarantined, whole_events
+from omnisupport_ingest.review.quarantined import (
+    Quarantined,
+    is_malformed,
+    quarantined,
+    same_position,
+    whole_events,
+)
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 DECISIONS = (RELEASE, DISCARD)
@@ -189,7 +195,12 @@ class _Plan:
             if latest is not None and latest.of_copies and not is_copy:
                 # Nobody has decided on the event itself.
                 latest = None
-            cause = self._cause(event, holding, latest, positions)
+            if holding is not None:
+                cause = self._cause(*holding, positions)
+            elif latest is not None and self._may_overturn(ledger, latest):
+                cause = self._cause_elsewhere(latest, positions)
+            else:
+                cause = elsewhere(self._workspace, self._source, event, latest)
             if cause is not None:
                 refusals.append(Refusal(event, *cause))
             elif latest is not None and latest.decision == self._decision:
@@ -207,22 +218,27 @@ class _Plan:
         self.beside = self._beside(new, [row for row, _ in copies])
         return self._table(new)
 
+    def _may_overturn(self, ledger: ReviewLedger, latest: Review) -> bool:
+        """Whether the decision may follow on ``latest``, for an event that is not in quarantine."""
+        if self._decision == DISCARD or latest.decision == RELEASE:
+            return True
+        # A release that was taken back: until its window is judged again, the event is still accepted.
+        released = any(each.decision == RELEASE for each in ledger.history(latest.event))
+        return released and _window_in(self._workspace.deduped(self._source), latest.event) is not None
+
+    def _cause_elsewhere(self, latest: Review, positions: _ReleasedPositions) -> tuple[str, str] | None:
+        """As ``_cause``, for an event that is not in quarantine; ``latest``: the decision on it."""
+        if latest.decision == self._decision:
+            return None
+        if latest.window in self._sealed:
+            return self._sealed_cause(latest.window)
+        return positions.taken(latest) if self._decision == RELEASE else None
+
     def _cause(
-        self,
-        event: EventRef,
-        holding: tuple[Quarantined, dict[str, Any]] | None,
-        latest: Review | None,
-        positions: _ReleasedPositions,
+        self, row: Quarantined, values: dict[str, Any], positions: _ReleasedPositions
     ) -> tuple[str, str] | None:
-        """Return why the decision is not allowed on the event, and what to do instead; None if it is
-        allowed."""
-        if holding is None:
-            if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
-                if latest.decision != self._decision and latest.window in self._sealed:
-                    return self._sealed_cause(latest.window)
-                return None
-            return elsewhere(self._workspace, self._source, event, latest)
-        row, values = holding
+        """Return why the decision is not allowed on the event in quarantine, and what to do instead; None if
+        it is allowed."""
         if row.window in self._sealed:
             return self._sealed_cause(row.window)
         if self._decision == DISCARD:
@@ -249,7 +265,7 @@ class _Plan:
             for other in rows
             if other.event not in decided
             and other.review is None
-            and any(other.same_position(subject) for subject in new)
+            and any(same_position(other, subject) for subject in new)
         ]
 
     def _table(self, new: Iterable[Quarantined | Review]) -> pa.Table:
@@ -291,19 +307,19 @@ class _ReleasedPositions:
         for row in rows:
             self._rows_at.setdefault(row.event.position, []).append(row)
 
-    def taken(self, row: Quarantined) -> tuple[str, str] | None:
-        """Return why ``row`` cannot be released (another content of its position is released); None if it
-        can."""
+    def taken(self, row: Quarantined | Review) -> tuple[str, str] | None:
+        """Return why the event of ``row`` cannot be released (another content of its position is released);
+        None if it can."""
         for review in self._released.get(row.event.position, ()):
-            if review.event != row.event and row.same_position(review):
+            if review.event != row.event and same_position(row, review):
                 return (
                     f"{review.event} stands at the same position with other content, and was released by "
                     f"{_by(review)}.",
                     f"Release one of them only. If that was the wrong one, discard it first: "
                     f"omnisupport-ingest quarantine discard {review.event} --reason TEXT",
                 )
-        for other in self._rows_at[row.event.position]:
-            if other.event != row.event and row.same_position(other):
+        for other in self._rows_at.get(row.event.position, ()):
+            if other.event != row.event and same_position(row, other):
                 return (
                     f"{other.event} stands at the same position with other content, and is named too.",
                     "Release one of them, and discard the others.",

@@ -72,10 +72,11 @@ class Quarantined:
     def table(self) -> str:
         return f"{self.source_schema}.{self.source_table}"
 
-    def same_position(self, other: Quarantined | Review) -> bool:
-        """Return whether both have one position in one window, so that at most one of them can be true."""
-        own = (self.event.position, self.identity_hash, self.window)
-        return own == (other.event.position, other.identity_hash, other.window)
+
+def same_position(one: Quarantined | Review, other: Quarantined | Review) -> bool:
+    """Return whether both have one position in one window, so that at most one of them can be true."""
+    own = (one.event.position, one.identity_hash, one.window)
+    return own == (other.event.position, other.identity_hash, other.window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,12 +312,17 @@ def test_the_last_decision_counts_and_the_ledger_keeps_all(story, spark, collisi
     review(story, "release", one, by="bo", why="no, it is real")
     run(story, spark)
     assert live(story, spark)[0] == (1, "three", "text", [])
-    # It has left quarantine, and can be taken back all the same.
+    # It has left quarantine, and can be taken back all the same, and that too.
+    review(story, "discard", one, by="cy", why="the wrong one")
+    review(story, "release", one, by="cy", why="nobody has judged it yet")
+    assert pending_windows(story.workspace, SOURCE).windows == (), "the window was judged by these decisions"
     review(story, "discard", one, by="cy", why="it was a test row")
     assert pending_windows(story.workspace, SOURCE).windows == (FIRST,)
     run(story, spark)
     assert live(story, spark)[0] == (1, "three", None, ["body"])
     review(story, "release", another)
+    with pytest.raises(ReviewRefused, match="stands at the same position with other content"):
+        review(story, "release", one)
     run(story, spark)
     assert counts(story) == (3, 2, 0, 1)
 
@@ -326,9 +331,11 @@ def test_the_last_decision_counts_and_the_ledger_keeps_all(story, spark, collisi
     assert [(each.decision, each.reviewer, each.why) for each in history] == [
         ("discard", "ana", "a test row"),
         ("release", "bo", "no, it is real"),
+        ("discard", "cy", "the wrong one"),
+        ("release", "cy", "nobody has judged it yet"),
         ("discard", "cy", "it was a test row"),
     ]
-    assert [each.sequence for each in history] == [1, 2, 3]
+    assert [each.sequence for each in history] == [1, 2, 3, 4, 5]
     assert all(each.reviewed_at <= started and each.reason == "collision" for each in history)
     assert history[0].reviewed_at < history[1].reviewed_at < history[2].reviewed_at
 
