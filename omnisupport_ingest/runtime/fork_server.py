@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from omnisupport_ingest.processes import ProcessIdentity
 
 _BEGIN = "begin"
@@ -98,6 +100,9 @@ class ForkServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "_stopping", True))
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        # Those of the program that this process ran before. Any that has ended already wakes nobody.
+        self._children.update(child.pid for child in psutil.Process().children())
+        self._reap()
         # No failpoint: tells what runs now; nothing in it outlives a restart.
         self._path.unlink(missing_ok=True)
         self._listener.bind(str(self._path))

@@ -3,6 +3,7 @@
 ``python -m … FOLDER``: listens at ``FOLDER/server.sock`` while ``FOLDER/stale`` is not there. A child appends
 to ``FOLDER/told`` who it is and what it was asked; asked to ``wait`` it then waits for ``FOLDER/go``, asked
 to ``fail`` it raises. Stopped with ``FOLDER/hurry`` there at its start, it soon interrupts what still runs.
+With ``FOLDER/anew`` it removes ``stale`` and runs itself anew where it would have ended.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ def main(folder: Path) -> int:
         interrupt=interrupt,
         patience=0.2 if (folder / "hurry").exists() else 600,
     )
-    return 3 if ForkServer(folder / "server.sock", duties).serve() else 0
+    if not ForkServer(folder / "server.sock", duties).serve():
+        return 0
+    if (folder / "anew").exists():
+        (folder / "stale").unlink()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return 3
 
 
 if __name__ == "__main__":

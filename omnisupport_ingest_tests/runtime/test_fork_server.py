@@ -159,6 +159,38 @@ def test_told_to_stop_it_interrupts_children_that_run_on(tmp_path: Path) -> None
         assert told(tmp_path)[1:] == ["interrupted", "waited"]
 
 
+def test_told_to_stop_it_interrupts_children_from_before_it_began_anew(tmp_path: Path) -> None:
+    (tmp_path / "hurry").touch()
+    (tmp_path / "anew").touch()
+    with standing(tmp_path) as server:
+        assert asked(tmp_path, "wait")
+        until(lambda: told(tmp_path))
+        begun_anew(tmp_path)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE) == 0
+        assert told(tmp_path)[1:] == ["interrupted", "waited"]
+
+
+def test_a_child_that_ends_while_it_begins_anew_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / "anew").touch()
+    with standing(tmp_path) as server:
+        children: list[ProcessIdentity] = []
+        assert asked(tmp_path, "wait", children.append)
+        until(lambda: told(tmp_path))
+        (tmp_path / "stale").touch()
+        assert not asked(tmp_path, "one")
+        os.kill(children[0].pid, signal.SIGKILL)
+        until(lambda: not (tmp_path / "stale").exists() and _listens(tmp_path))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE) == 0
+
+
+def begun_anew(folder: Path) -> None:
+    (folder / "stale").touch()
+    assert not asked(folder, "one")
+    until(lambda: not (folder / "stale").exists() and _listens(folder))
+
+
 def test_a_thread_that_a_fork_would_lose_is_named() -> None:
     before = threads_in_the_way()
     done = threading.Event()
