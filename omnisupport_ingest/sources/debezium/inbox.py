@@ -251,10 +251,15 @@ def _move(path: Path, before: _Before, folder: str, reason: str | None) -> Path 
             _take_back(moved)
             return None
         with failpoint("inbox.unlink", path):
-            if linked:
-                os.unlink(path)
-            else:
-                os.rename(path, moved)
+            try:
+                if linked:
+                    os.unlink(path)
+                else:
+                    os.rename(path, moved)
+            except OSError:
+                # Else each look would leave another name behind.
+                _take_back(moved)
+                raise
             sync_folder(target)
             sync_folder(path.parent)
         if not linked and not before.is_still(moved):

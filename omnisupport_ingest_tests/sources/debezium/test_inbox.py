@@ -417,3 +417,24 @@ def test_a_file_that_is_written_to_as_it_is_renamed_comes_back(
     time.sleep(0.3)
     list(inbox.look())
     assert {event["key"] for event in recorder.events()} == {f'["{n}"]' for n in (1, 2, 3)}
+
+
+def test_a_file_that_may_not_leave_the_inbox_leaves_nothing_elsewhere(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(inbox, "one.jsonl", envelope("c", customer(1)))
+
+    def but_for_it(of_system: Callable[..., None]) -> Callable[..., None]:
+        def refusing(file: Any, *others: Any, **named: Any) -> None:
+            if file == path:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(file))
+            of_system(file, *others, **named)
+
+        return refusing
+
+    with monkeypatch.context() as sticky:
+        sticky.setattr(os, "rename", but_for_it(os.rename))
+        sticky.setattr(os, "unlink", but_for_it(os.unlink))
+        with pytest.raises(PermissionError):
+            list(inbox.look())
+    assert path.exists() and not list((path.parent / "landed").iterdir())
